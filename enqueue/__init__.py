@@ -1,0 +1,1 @@
+"""The client side: enqueue tasks, follow them, steer them."""

@@ -1,0 +1,1 @@
+"""The operator side: the `baton` command, the local stack, the demo, the scripted model."""

@@ -1,0 +1,1 @@
+"""Baton on the worker side: claim a task, run it, save every step, hand it on."""

@@ -1,0 +1,1 @@
+"""The Redis layer: keys, documents, and the verbs that change a task."""
