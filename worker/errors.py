@@ -114,9 +114,7 @@ class ModelFault(BatonError):
 class ModelTransient(ModelFault):
     """Will pass. `retry_after_s`: how long the API asked us to wait, in seconds; None if it did not say."""
 
-    def __init__(
-        self, message: str, *, request_id: str | None = None, retry_after_s: float | None = None
-    ) -> None:
+    def __init__(self, message: str, *, request_id: str | None = None, retry_after_s: float | None = None) -> None:
         super().__init__(message, request_id=request_id)
         self.retry_after_s = retry_after_s
 

@@ -34,36 +34,26 @@ class Settings(BaseModel):
         "", pattern=r"^(|adaptive|disabled)$", description="`adaptive`, `disabled`, or the API's default"
     )
     turns_max: int = Field(40, ge=1, le=100_000, description="turns per task unless the task says otherwise")
-    model_tries_max: int = Field(
-        4, ge=1, le=20, description="tries of one model call before the task is parked"
-    )
+    model_tries_max: int = Field(4, ge=1, le=20, description="tries of one model call before the task is parked")
     model_wait_max_s: float = Field(30, ge=0, description="longest wait for the model while holding a task")
     model_read_timeout_s: float = Field(120, gt=0, description="longest silence on a model's stream")
     model_call_max_s: float = Field(1800, gt=0, description="longest single model call")
     park_max_s: float = Field(600, gt=0, description="longest pause of a parked task between two looks")
 
-    tools: str = Field(
-        "", description="modules with tools, comma separated; `worker.tools.builtin` is always there"
-    )
+    tools: str = Field("", description="modules with tools, comma separated; `worker.tools.builtin` is always there")
     workspace: Path = Field(Path("workspace"), description="the directory the built-in tools may touch")
     result_max_bytes: int = Field(100_000, ge=256, description="longest tool result given to the model")
     fetch_private: bool = Field(False, description="let fetch_url reach private and loopback addresses")
     fetch_max_bytes: int = Field(2_000_000, ge=1, description="most that fetch_url reads")
     fetch_timeout_s: float = Field(20, gt=0, description="longest a fetch_url may take")
-    smtp_url: SecretStr = Field(
-        SecretStr(""), description="smtp://user:password@host:port or smtps://… for send_email"
-    )
+    smtp_url: SecretStr = Field(SecretStr(""), description="smtp://user:password@host:port or smtps://… for send_email")
     smtp_from: str = Field("", description="sender address of send_email")
 
     lease_ttl_ms: int = Field(
         15_000, ge=300, description="a task may be taken over when its holder was silent for so long"
     )
-    lease_margin_ms: int = Field(
-        2_000, ge=50, description="a holder stops by itself so long before its lease ends"
-    )
-    store_retry_max_s: float = Field(
-        60, gt=0, description="how long a holder waits for a Redis that refuses to store"
-    )
+    lease_margin_ms: int = Field(2_000, ge=50, description="a holder stops by itself so long before its lease ends")
+    store_retry_max_s: float = Field(60, gt=0, description="how long a holder waits for a Redis that refuses to store")
     sweep_period_s: float = Field(1, gt=0, description="pause between two sweeps")
     redeliver_grace_ms: int = Field(
         3_000, ge=100, description="a queued task whose job was missing for so long is delivered again"

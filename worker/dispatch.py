@@ -1,0 +1,106 @@
+"""Wake-ups on RQ: the only module in `worker` that knows RQ (beside the worker classes).
+
+A delivery is one RQ job with the id `<task>-<delivery>` and two arguments, task id and delivery, in RQ's default
+format, so that a plain `rq worker` runs it. No task text anywhere in it: RQ prints descriptions into logs and its
+dashboard renders them. The job is pushed inside the store's MULTI.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import redis
+from redis.client import Pipeline
+from rq import Queue
+from rq.job import Job
+from rq.registry import FailedJobRegistry
+from rq.timeouts import BaseTimeoutException
+
+from worker.settings import Settings
+from worker.state.keys import Keys
+from worker.state.store import Policy, Store
+from worker.state.transact import connect
+
+ENTRY_POINT = "worker.jobs.run_task"
+
+# Raised by RQ inside a running job, as an Exception; never to be mistaken for a tool's error (case H09).
+JOB_TIMEOUTS: tuple[type[BaseException], ...] = (BaseTimeoutException,)
+
+
+def job_id(task_id: str, delivery: int) -> str:
+    """A fresh id for each delivery: RQ keeps an old job's ttl when its id is used again."""
+    return f"{task_id}-{delivery}"
+
+
+class RqDispatcher:
+    """Implements `worker.state.writes.Dispatcher` on RQ queues."""
+
+    def __init__(self, client: redis.Redis, settings: Settings) -> None:
+        self.client = client
+        self.settings = settings
+
+    def push(self, pipe: Pipeline, task_id: str, delivery: int, queue: str, *, at_front: bool = False) -> None:
+        # timeout -1: a task may take days; its own lease and deadlines say when it is over, not RQ's alarm.
+        self._queue(queue).enqueue_call(
+            ENTRY_POINT,
+            args=(task_id, delivery),
+            timeout=-1,
+            result_ttl=self.settings.job_result_ttl_s,
+            failure_ttl=self.settings.job_failure_ttl_s,
+            description=f"task {task_id}, delivery {delivery}",
+            job_id=job_id(task_id, delivery),
+            at_front=at_front,
+            pipeline=pipe,
+        )
+
+    def drop(self, pipe: Pipeline, task_id: str, delivery: int, queue: str) -> None:
+        name = job_id(task_id, delivery)
+        pipe.lrem(self._queue(queue).key, 0, name)
+        pipe.delete(Job.key_for(name))
+
+    def retire(self, pipe: Pipeline, task_id: str, delivery: int) -> None:
+        # A job that was lost never gets the ttl RQ gives to jobs that ended; without one its hash stays for ever.
+        pipe.expire(Job.key_for(job_id(task_id, delivery)), self.settings.job_failure_ttl_s)
+
+    def missing(self, wanted: Iterable[tuple[str, int, str]]) -> list[tuple[str, int]]:
+        """Of (task id, delivery, queue), those whose job is on no RQ list.
+
+        Reads the heads of the lists first, where the oldest deliveries are; only what is not there is looked
+        for in the whole list, by the server.
+        """
+        asked = list(wanted)
+        heads: dict[str, set[bytes | str]] = {}
+        for queue in {queue for _, _, queue in asked}:
+            window = self.client.lrange(self._queue(queue).key, 0, 4 * len(asked))
+            heads[queue] = set(window)
+        unseen = [(t, d, q) for t, d, q in asked if job_id(t, d).encode() not in heads[q]]
+        if not unseen:
+            return []
+        with self.client.pipeline(transaction=False) as pipe:
+            for task_id, delivery, queue in unseen:
+                pipe.lpos(self._queue(queue).key, job_id(task_id, delivery))
+            places = pipe.execute()
+        return [(t, d) for (t, d, _), place in zip(unseen, places, strict=True) if place is None]
+
+    def requeued_by_hand(self, task_id: str, delivery: int, queue: str) -> bool:
+        """A failed task's job came back although the task had ended: an operator pressed "requeue", which takes
+        the job off RQ's list of failed ones; a doubled delivery leaves it there."""
+        registry = FailedJobRegistry(queue=self._queue(queue))
+        return self.client.zscore(registry.key, job_id(task_id, delivery)) is None
+
+    def _queue(self, name: str) -> Queue:
+        return Queue(name, connection=self.client)
+
+
+def open_store(settings: Settings, client: redis.Redis | None = None) -> Store:
+    """The store as the settings describe it, with RQ for its wake-ups. Opens no connection yet."""
+    client = client or connect(settings.redis_url)
+    policy = Policy(
+        lease_ttl_ms=settings.lease_ttl_ms,
+        lease_margin_ms=settings.lease_margin_ms,
+        crashes_in_row_max=settings.crashes_in_row_max,
+        crashes_max=settings.crashes_max,
+        retention_s=settings.retention_s,
+        holder_patience_s=settings.store_retry_max_s,
+    )
+    return Store(client, RqDispatcher(client, settings), keys=Keys(settings.key_prefix), policy=policy)

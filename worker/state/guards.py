@@ -1,0 +1,149 @@
+"""The three guards every change of a task goes through, and the numbers they go by.
+
+`_change`: by somebody who holds nothing; bound to the state the verb starts from, seen under WATCH.
+`_commit`: by the holder; bound to its fence and to the `seq` it last wrote.
+`_release`: by the holder, ending its ownership; bound to its fence.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+import redis
+from redis.client import Pipeline
+
+from worker.clock import Clock, SystemClock
+from worker.errors import CancelRequested
+from worker.state.keys import Keys
+from worker.state.lease import Holder
+from worker.state.server import InfoProbe, ServerProbe
+from worker.state.standing import Standing, read_standing, standing_reads, text
+from worker.state.transact import Decision, Settled, Write, transact
+from worker.state.writes import Dispatcher, Writes
+
+T = TypeVar("T")
+Commands = Sequence[tuple[str, ...]]
+
+
+@dataclass(frozen=True)
+class Policy:
+    """The numbers of the protocol. `patience_s`: how long a verb waits for Redis to answer or to store."""
+
+    lease_ttl_ms: int = 15_000
+    lease_margin_ms: int = 2_000
+    crashes_in_row_max: int = 3
+    crashes_max: int = 20
+    retention_s: int = 7 * 86_400
+    holder_patience_s: float = 60
+    patience_s: float = 2
+
+
+class Guards:
+    """Bound to one Redis client. Threads may share it; a fork may not."""
+
+    def __init__(
+        self, client: redis.Redis, dispatcher: Dispatcher, *,
+        keys: Keys | None = None, policy: Policy | None = None,
+        clock: Clock | None = None, probe: ServerProbe | None = None,
+    ) -> None:  # fmt: skip
+        self.client = client
+        self.keys = keys or Keys()
+        self.policy = policy or Policy()
+        self.clock = clock or SystemClock()
+        self.probe = probe or InfoProbe()
+        self.writes = Writes(self.keys, dispatcher, self.policy.retention_s)
+
+    def _change(
+        self, task_id: str, decide: Callable[[Standing, list[Any]], Decision[T]], *,
+        watch: Sequence[str] = (), reads: Commands = (),
+    ) -> T:  # fmt: skip
+        """`decide` gets where the task stands and the answers to `reads`."""
+        commands = [*standing_reads(self.keys, task_id), *reads]
+        known = len(commands) - len(reads)
+        own = (self.keys.task(task_id), self.keys.epoch(task_id), self.keys.control(task_id))
+
+        def decide_on(replies: list[Any]) -> Decision[T]:
+            return decide(read_standing(replies[:known], self.clock), replies[known:])
+
+        return transact(self.client, self.clock, [*own, *watch], commands, decide_on, patience_s=self.policy.patience_s)
+
+    def _commit(
+        self, holder: Holder, queue: Callable[[Pipeline, int, list[Any]], None], *, reads: Commands = ()
+    ) -> None:
+        """`queue` gets the pipe, the server's time in ms and the answers to `reads`. Raises LeaseLost."""
+        checkpoint, epoch = self.keys.checkpoint(holder.task_id), self.keys.epoch(holder.task_id)
+        with holder.writing:
+            number = holder.seq + 1
+            stamp = f"{holder.fence}:{number}"
+
+            def decide(replies: list[Any]) -> Decision[None]:
+                fence, (seq, commit), cancel, time, *rest = replies
+                if text(commit) == stamp:
+                    return Settled(None)  # applied before, only the answer was lost
+                self._require_fence(holder, text(fence))
+                if int(seq or 0) != holder.seq:
+                    raise holder.lose(f"the checkpoint is at seq {text(seq) or 0}, this holder left it at {holder.seq}")
+                if cancel is not None:
+                    holder.ask_to_cancel(text(cancel))
+                now = self.clock.server_ms(time)
+
+                def queue_all(pipe: Pipeline) -> None:
+                    queue(pipe, now, rest)
+                    pipe.hset(checkpoint, mapping={"seq": number, "commit": stamp})
+
+                return Write(queue_all, None)
+
+            own: Commands = [
+                ("GET", epoch),
+                ("HMGET", checkpoint, "seq", "commit"),
+                ("HGET", self.keys.control(holder.task_id), "cancel"),
+                ("TIME",),
+            ]
+            self._transact_as(holder, [epoch, checkpoint], [*own, *reads], decide)
+            holder.seq = number
+
+    def _release(self, holder: Holder, queue: Callable[[Pipeline, Standing], None], *, even_if_cancelled: bool) -> None:
+        """End the ownership. A cancel that nobody has acted on yet comes first: raises CancelRequested."""
+        reads = standing_reads(self.keys, holder.task_id)
+        own = (self.keys.task(holder.task_id), self.keys.epoch(holder.task_id), self.keys.control(holder.task_id))
+
+        def decide(replies: list[Any]) -> Decision[None]:
+            at = read_standing(replies, self.clock)
+            if at.released == holder.fence:
+                return Settled(None)
+            self._require_fence(holder, at.fence)
+            if at.cancel is not None and not even_if_cancelled:
+                raise CancelRequested(at.cancel)
+
+            def queue_all(pipe: Pipeline) -> None:
+                self.writes.revoke(pipe, holder.task_id, holder.epoch)
+                pipe.hset(self.keys.task(holder.task_id), "released", holder.fence)
+                queue(pipe, at)
+
+            return Write(queue_all, None)
+
+        with holder.writing:
+            self._transact_as(holder, own, reads, decide)
+            holder.lose("released")
+
+    def _transact_as(
+        self, holder: Holder, watch: Sequence[str], reads: Commands, decide: Callable[[list[Any]], Decision[None]]
+    ) -> None:
+        transact(
+            self.client, self.clock, watch, reads, decide,
+            patience_s=self.policy.holder_patience_s, before_each=holder.check,
+        )  # fmt: skip
+
+    def _get(self, key: str) -> bytes | None:
+        """A plain read, with the same patience as a change."""
+
+        def decide(replies: list[Any]) -> Decision[bytes | None]:
+            return Settled(replies[0])
+
+        return transact(self.client, self.clock, [key], [("GET", key)], decide, patience_s=self.policy.patience_s)
+
+    def _require_fence(self, holder: Holder, fence: str) -> None:
+        if fence != holder.fence:
+            raise holder.lose(f"the fence is {fence or 'gone'} now")

@@ -1,0 +1,92 @@
+"""Every Redis key Baton writes: one function per key, with type, meaning, writer and lifetime.
+
+All keys of a task live until it ends; then they all get the same expiry (the retention time) in the same
+EXEC that ends it. Only the lock has a ttl while the task lives. RQ's own keys are not here: `worker.dispatch`
+has them.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Keys:
+    """Key names under one prefix."""
+
+    prefix: str = "baton"
+
+    def _of(self, task_id: str, part: str = "") -> str:
+        return f"{self.prefix}:task:{task_id}{part}"
+
+    def task(self, task_id: str) -> str:
+        """hash: what was asked (written once by create) and where it stands (written by every verb)."""
+        return self._of(task_id)
+
+    def checkpoint(self, task_id: str) -> str:
+        """hash: version, seq, commit, turns, tokensUsed, totalTokens, pendingToolUse, messageCount, stopReason,
+        serverRunId; written by the holder only."""
+        return self._of(task_id, ":checkpoint")
+
+    def messages(self, task_id: str) -> str:
+        """list: one JSON document per message, append-only; written by the holder only."""
+        return self._of(task_id, ":messages")
+
+    def ledger(self, task_id: str) -> str:
+        """hash: `turn:tool_use_id` → what the call returned; written by the holder after the call ran."""
+        return self._of(task_id, ":ledger")
+
+    def started(self, task_id: str) -> str:
+        """hash: `turn:tool_use_id` → start marker; written by the holder just before the call runs."""
+        return self._of(task_id, ":started")
+
+    def lock(self, task_id: str) -> str:
+        """string: the holder's fence; never without a ttl; written by claim and renew."""
+        return self._of(task_id, ":lock")
+
+    def epoch(self, task_id: str) -> str:
+        """string: `n:token` of the ownership, `n:` when revoked; n only grows; written by every verb that gives
+        or takes ownership."""
+        return self._of(task_id, ":epoch")
+
+    def control(self, task_id: str) -> str:
+        """hash: what people asked for (cancel, resolutions); written by operators' verbs."""
+        return self._of(task_id, ":control")
+
+    def events(self, task_id: str) -> str:
+        """stream: progress of the task, capped; written in the EXEC of the change it tells of."""
+        return self._of(task_id, ":events")
+
+    def of_task(self, task_id: str) -> tuple[str, ...]:
+        """All keys of one task but the lock, which ends with the ownership."""
+        parts = ("", ":checkpoint", ":messages", ":ledger", ":started", ":epoch", ":control", ":events")
+        return tuple(self._of(task_id, part) for part in parts)
+
+    def index(self, name: str) -> str:
+        """zset `queued`, `running`, `parked` or `finished`: task id → the time that matters, in ms of the server's
+        clock (delivery, lease deadline, wake-up, end); moved in the EXEC of the change. No ttl: an index."""
+        return f"{self.prefix}:{name}"
+
+    def missing(self) -> str:
+        """zset: `task:delivery` → when a sweep first missed it on its RQ list, ms; written by sweepers only."""
+        return f"{self.prefix}:missing"
+
+    def dedupe(self, key: str) -> str:
+        """string: id of the task that was accepted under a dedupe key; ttl = retention time; written by create."""
+        return f"{self.prefix}:dedupe:{key}"
+
+    def counters(self) -> str:
+        """hash: fleet totals since the beginning. No ttl."""
+        return f"{self.prefix}:counters"
+
+    def feed(self) -> str:
+        """stream: what happened in the fleet, capped, without task text. No ttl."""
+        return f"{self.prefix}:feed"
+
+
+INDEXES = ("queued", "running", "parked", "finished")
+
+
+def call_field(turn: int, call_id: str) -> str:
+    """Field of a call in the ledger and in `started`. The turn is part of it: models do reuse ids (case A07)."""
+    return f"{turn}:{call_id}"

@@ -1,0 +1,88 @@
+"""All a new holder needs to go on, read once after the claim and checked before anything is believed."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import redis
+
+from worker.errors import CheckpointDamaged
+from worker.state.checkpoint import Checkpoint, read_checkpoint
+from worker.state.codec import decode
+from worker.state.keys import Keys, call_field
+from worker.state.lease import Holder
+from worker.state.ledger import Entry, Marker
+from worker.state.server import ServerProbe
+from worker.state.task import Task
+
+
+@dataclass(frozen=True)
+class Loaded:
+    """`request` and `checkpoint` are None before the first `begin`. `entries` and `markers` cover the pending calls,
+    by call id. `markers_trusted`: Redis lost nothing since point A, so a missing marker proves something."""
+
+    task: Task
+    request: dict[str, Any] | None
+    checkpoint: Checkpoint | None
+    entries: dict[str, Entry]
+    markers: dict[str, Marker]
+    markers_trusted: bool
+
+
+def load(client: redis.Redis, keys: Keys, probe: ServerProbe, holder: Holder) -> Loaded:
+    """Read the task as its holder. Raises CheckpointDamaged or CheckpointTooNew; writes nothing but `holder.seq`."""
+    task_id = holder.task_id
+    try:
+        raw_task, raw_checkpoint, documents, run_id = _fetch(client, keys, probe, task_id)
+        task = Task.read(task_id, raw_task)
+        request = None if task.request is None else dict(decode(task.request))
+    except redis.ResponseError as error:
+        raise CheckpointDamaged(f"a key of the task is not what it should be: {error}") from None
+    except (ValueError, KeyError, TypeError) as error:
+        raise CheckpointDamaged(f"the task's own record is not readable: {error}") from None
+    if not raw_checkpoint and not documents:
+        if request is not None:
+            raise CheckpointDamaged("checkpoint lost: the task had begun, and nothing of its conversation is stored")
+        return Loaded(task, None, None, {}, {}, markers_trusted=False)
+    checkpoint = read_checkpoint(raw_checkpoint, documents)
+    if request is None:
+        raise CheckpointDamaged("the frozen request is lost: the conversation cannot be continued as it was")
+    holder.seq = checkpoint.seq
+    entries, markers = _calls(client, keys, task_id, checkpoint)
+    same_server = bool(checkpoint.server_run_id) and checkpoint.server_run_id == run_id
+    trusted = same_server or (bool(checkpoint.pending) and probe.loses_nothing(client))
+    return Loaded(task, request, checkpoint, entries, markers, trusted)
+
+
+def _fetch(
+    client: redis.Redis, keys: Keys, probe: ServerProbe, task_id: str
+) -> tuple[dict[bytes, bytes], dict[bytes, bytes], list[bytes], str]:
+    with client.pipeline(transaction=True) as pipe:
+        pipe.hgetall(keys.task(task_id))
+        pipe.hgetall(keys.checkpoint(task_id))
+        pipe.lrange(keys.messages(task_id), 0, -1)
+        task, checkpoint, documents = pipe.execute()
+    reply = client.execute_command(*probe.run_id_command)  # type: ignore[no-untyped-call]
+    name = str(reply.get("run_id", "")) if isinstance(reply, dict) else probe.run_id(reply)
+    return task, checkpoint, documents, name
+
+
+def _calls(
+    client: redis.Redis, keys: Keys, task_id: str, checkpoint: Checkpoint
+) -> tuple[dict[str, Entry], dict[str, Marker]]:
+    if not checkpoint.pending:
+        return {}, {}
+    fields = [call_field(call.turn, call.id) for call in checkpoint.pending]
+    try:
+        with client.pipeline(transaction=True) as pipe:
+            pipe.hmget(keys.ledger(task_id), fields)
+            pipe.hmget(keys.started(task_id), fields)
+            entries, markers = pipe.execute()
+        ids = [call.id for call in checkpoint.pending]
+        return (
+            {id: Entry.load(raw) for id, raw in zip(ids, entries, strict=True) if raw is not None},
+            {id: Marker.load(raw) for id, raw in zip(ids, markers, strict=True) if raw is not None},
+        )
+    except (redis.ResponseError, ValueError, KeyError, TypeError) as error:
+        raise CheckpointDamaged(f"the ledger or a start marker is not readable: {error}") from None

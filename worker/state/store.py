@@ -1,0 +1,303 @@
+"""The whole protocol: one verb per transition. Nothing else changes a task's keys.
+
+    verb                                       from → to
+    create                                     – → queued with its RQ job, in one EXEC (with a delay: parked)
+    claim                                      queued → running
+    begin, save_response (A), mark_started,
+    record_result, save_results (B), renew     running
+    finish                                     running → succeeded, failed, cancelled
+    park / wake                                running → parked / parked → queued
+    hand_over                                  running → queued, at the front
+    recover                                    running, holder proven gone → queued; dead after too many crashes;
+                                               cancelled if a person asked for it
+    redeliver                                  queued, delivery lost → queued
+    cancel                                     queued, parked → cancelled; running → asked through control
+    retry                                      failed, dead, cancelled → queued, by a person
+
+Giving or taking ownership changes the epoch in the same EXEC, so a holder that slept wakes up fenced. A holder
+never watches its lock: the renewal would abort its own commit; ownership is the epoch, the lock's ttl only says
+when somebody may take it away. After a lost reply each verb reads again and recognises its own change: a commit
+by `commit` (fence and seq), a release by `released`, a claim by its token, create by its nonce, retry by its
+mark; the others find the state they wanted.
+"""
+
+from __future__ import annotations
+
+import secrets
+from typing import Any
+
+from redis.client import Pipeline
+
+from worker.errors import StorageRefused, TaskConflict, WrongState
+from worker.state.checkpoint import VERSION, Checkpoint, Message
+from worker.state.codec import encode
+from worker.state.guards import Guards, Policy
+from worker.state.keys import call_field
+from worker.state.lease import Holder, epoch_number, new_token
+from worker.state.ledger import Call, Entry, Marker
+from worker.state.standing import Refused, Standing, refusal, text
+from worker.state.task import Created, NewTask, Status
+from worker.state.transact import Decision, Settled, Write, transact
+
+__all__ = ["Created", "Policy", "Refused", "Store"]
+
+# A dedupe key answers with its task as long as that is one of these; a task that went wrong may be asked again.
+DEDUPES = frozenset({Status.QUEUED, Status.RUNNING, Status.PARKED, Status.SUCCEEDED})
+
+
+class Store(Guards):
+    """The verbs. All raise RedisUnavailable or StorageRefused when Redis does not take part."""
+
+    # -- by clients and operators --------------------------------------------------------------------------
+
+    def create(self, new: NewTask) -> Created:
+        """Accept a task with its first RQ job, or nothing of either. The same id with the same request is the
+        same task, with another request TaskConflict."""
+        nonce, dedupe = secrets.token_hex(8), self.keys.dedupe(new.dedupe_key or "-")
+        while True:
+            named = text(self._get(dedupe)) if new.dedupe_key else ""
+            other = self.keys.task(named or new.task_id)
+
+            def decide(at: Standing, extra: list[Any], named: str = named) -> Decision[Created | None]:
+                if at.exists and at.nonce != nonce and at.digest != new.digest():
+                    raise TaskConflict(new.task_id)
+                if at.exists:
+                    return Settled(Created(new.task_id, existed=at.nonce != nonce))
+                if new.dedupe_key and text(extra[0]) != named:
+                    return Settled(None)  # the key moved under our eyes: look again
+                if named and text(extra[1]) in DEDUPES:
+                    return Settled(Created(named, existed=True))
+                return Write(lambda pipe: self.writes.new(pipe, new, nonce, at.now_ms), Created(new.task_id, False))
+
+            reads = [("GET", dedupe), ("HGET", other, "status")]
+            created = self._change(new.task_id, decide, watch=[dedupe, other], reads=reads)
+            if created is not None:
+                return created
+
+    def cancel(self, task_id: str, by: str) -> Status:
+        """End a queued or parked task at once, ask a running one to end. Returns the status it had."""
+
+        def decide(at: Standing, extra: list[Any]) -> Decision[Status]:
+            at.require(task_id)
+            if at.status.ended and at.status is not Status.CANCELLED:
+                raise WrongState(task_id, at.status, "cancelled")
+            if at.status is Status.CANCELLED or at.cancel is not None:
+                return Settled(at.status)
+
+            def queue(pipe: Pipeline) -> None:
+                if at.status is Status.RUNNING:
+                    pipe.hset(self.keys.control(task_id), "cancel", by)
+                    self.writes.tell(pipe, task_id, "cancel-asked", at.now_ms, by=by)
+                else:
+                    self.writes.dispatcher.drop(pipe, task_id, at.delivery, at.queue)
+                    self.writes.end(pipe, task_id, Status.CANCELLED, at.now_ms, reason=by)
+
+            return Write(queue, at.status)
+
+        return self._change(task_id, decide)
+
+    def retry(self, task_id: str, by: str, *, turns_max: int | None = None) -> int:
+        """Queue an ended task again, from its checkpoint, crash counts fresh. Returns the delivery."""
+        mark = secrets.token_hex(8)
+
+        def decide(at: Standing, extra: list[Any]) -> Decision[int]:
+            at.require(task_id)
+            if at.retried == mark:
+                return Settled(at.delivery)
+            if not at.status.ended or at.status is Status.SUCCEEDED:
+                raise WrongState(task_id, at.status, "retried")
+
+            def queue(pipe: Pipeline) -> None:
+                self.writes.afresh(pipe, task_id, mark, turns_max)
+                self.writes.queue(pipe, task_id, at.delivery + 1, at.queue, at.now_ms, "retried", by=by)
+
+            return Write(queue, at.delivery + 1)
+
+        return self._change(task_id, decide)
+
+    # -- by the sweeper --------------------------------------------------------------------------------------
+
+    def wake(self, task_id: str, *, due_only: bool = False) -> bool:
+        """Queue a parked task again; `due_only`: only if its time has come."""
+
+        def decide(at: Standing, extra: list[Any]) -> Decision[bool]:
+            if at.status is not Status.PARKED or (due_only and float(extra[0] or "inf") > at.now_ms):
+                return Settled(False)
+            number = at.delivery + 1
+            return Write(lambda pipe: self.writes.queue(pipe, task_id, number, at.queue, at.now_ms, "woken"), True)
+
+        return self._change(task_id, decide, reads=[("ZSCORE", self.keys.index("parked"), task_id)])
+
+    def redeliver(self, task_id: str, delivery: int) -> bool:
+        """Push a new wake-up, at the front, for a queued task whose delivery is on no list."""
+
+        def decide(at: Standing, extra: list[Any]) -> Decision[bool]:
+            if not at.exists or at.status is not Status.QUEUED or at.delivery != delivery:
+                return Settled(False)
+
+            def queue(pipe: Pipeline) -> None:
+                self.writes.dispatcher.retire(pipe, task_id, delivery)
+                self.writes.queue(pipe, task_id, delivery + 1, at.queue, at.now_ms, "redelivered", at_front=True)
+
+            return Write(queue, True)
+
+        return self._change(task_id, decide)
+
+    def recover(self, task_id: str, *, proof: str, fence: str | None = None) -> Status | None:
+        """Take a task from a holder that is gone, and count the crash. `fence`: the holder that was proven gone;
+        without it the lock must have lapsed. Returns the new status, None if there was nothing to recover."""
+
+        def decide(at: Standing, extra: list[Any]) -> Decision[Status | None]:
+            gone = not at.locked if fence is None else at.fence == fence
+            if not at.exists or at.status is not Status.RUNNING or not gone:
+                return Settled(None)
+            crashes, in_row = at.crashes + 1, at.crashes_in_row + 1
+            spent = in_row >= self.policy.crashes_in_row_max or crashes >= self.policy.crashes_max
+            status = Status.CANCELLED if at.cancel is not None else Status.DEAD if spent else Status.QUEUED
+            return Write(
+                lambda pipe: self.writes.recovered(pipe, task_id, at, status, crashes, in_row, proof), status
+            )  # fmt: skip
+
+        return self._change(task_id, decide, watch=[self.keys.lock(task_id)])
+
+    # -- by a runner -------------------------------------------------------------------------------------------
+
+    def claim(self, task_id: str, delivery: int, owner: dict[str, Any]) -> Holder | Refused:
+        """Take ownership for this delivery. `owner` is JSON for people and for the proof that its process is gone."""
+        token, sent_at = new_token(), self.clock.monotonic()
+
+        def decide(at: Standing, extra: list[Any]) -> Decision[Holder | Refused]:
+            if at.fence.endswith(f":{token}"):
+                return Settled(self._holder(task_id, at.fence, delivery, at.attempts))
+            if refused := refusal(at, delivery):
+                return Settled(refused)
+            fence, ttl = f"{epoch_number(at.fence) + 1}:{token}", self.policy.lease_ttl_ms
+
+            def queue(pipe: Pipeline) -> None:
+                self.writes.owned(pipe, task_id, fence, ttl, at, encode(owner))
+
+            return Write(queue, self._holder(task_id, fence, delivery, at.attempts + 1))
+
+        claimed = self._change(task_id, decide, watch=[self.keys.lock(task_id)])
+        if isinstance(claimed, Holder):
+            claimed.confirm(sent_at)
+        return claimed
+
+    def renew(self, holder: Holder) -> None:
+        """Prolong the lease, and learn of a cancel. Raises LeaseLost."""
+        try:
+            self._renew(holder, with_index=True)
+        except StorageRefused:  # a full server still grants PEXPIRE, and the lock is what counts
+            self._renew(holder, with_index=False)
+
+    def begin(self, holder: Holder, request: dict[str, Any], first: Message) -> None:
+        """Freeze the request's prefix and open the conversation; once per task."""
+        empty = Checkpoint(messages=[first])
+
+        def queue(pipe: Pipeline, now: int, rest: list[Any]) -> None:
+            pipe.hset(self.keys.task(holder.task_id), "request", encode(request))
+            pipe.hset(self.keys.checkpoint(holder.task_id), "version", VERSION)
+            self.writes.step(pipe, holder.task_id, first, empty)
+
+        self._commit(holder, queue)
+
+    def save_response(self, holder: Holder, message: Message | None, after: Checkpoint, **told: Any) -> None:
+        """Point A. `after`: the checkpoint with the response in it; `message` None: counted, but not kept.
+        `told` goes into the event. Sets `after.server_run_id`: the server that holds this point A."""
+
+        def queue(pipe: Pipeline, now: int, rest: list[Any]) -> None:
+            after.server_run_id = self.probe.run_id(rest[0])
+            self.writes.step(pipe, holder.task_id, message, after)
+            self.writes.tell(pipe, holder.task_id, "responded", now, turn=after.turns, **told)
+
+        self._commit(holder, queue, reads=[self.probe.run_id_command])
+
+    def mark_started(self, holder: Holder, call: Call) -> None:
+        """The call may run from here on. To be written before every call that is not read-only."""
+
+        def queue(pipe: Pipeline, now: int, rest: list[Any]) -> None:
+            marker = Marker(holder.epoch).dump(now)
+            pipe.hset(self.keys.started(holder.task_id), call_field(call.turn, call.id), marker)
+            self.writes.tell(pipe, holder.task_id, "call-started", now, turn=call.turn, call=call.id, name=call.name)
+
+        self._commit(holder, queue)
+
+    def record_result(self, holder: Holder, call: Call, entry: Entry, **told: Any) -> None:
+        """The call ran and returned this. Each call has its own field, written the moment it returns."""
+
+        def queue(pipe: Pipeline, now: int, rest: list[Any]) -> None:
+            pipe.hset(self.keys.ledger(holder.task_id), call_field(call.turn, call.id), entry.dump(now))
+            about = {"turn": call.turn, "call": call.id, "name": call.name, "isError": entry.is_error, **told}
+            self.writes.tell(pipe, holder.task_id, "call-recorded", now, **about)
+
+        self._commit(holder, queue)
+
+    def save_results(self, holder: Holder, message: Message, after: Checkpoint, **told: Any) -> None:
+        """Point B: every call of the turn has its result, in one user message."""
+
+        def queue(pipe: Pipeline, now: int, rest: list[Any]) -> None:
+            self.writes.step(pipe, holder.task_id, message, after)
+            pipe.hset(self.keys.task(holder.task_id), "crashesInRow", 0)
+            self.writes.tell(pipe, holder.task_id, "answered", now, turn=after.turns, **told)
+
+        self._commit(holder, queue)
+
+    def finish(self, holder: Holder, status: Status, *, reason: str, result: str = "", error: str = "") -> None:
+        """The end of the task; exactly one such write can succeed."""
+
+        def queue(pipe: Pipeline, at: Standing) -> None:
+            self.writes.end(pipe, holder.task_id, status, at.now_ms, reason=reason, result=result, error=error)
+
+        self._release(holder, queue, even_if_cancelled=True)
+
+    def park(self, holder: Holder, reason: str, *, wait_ms: int | None, spend_attempt: bool = True) -> None:
+        """Put the task aside, without a worker; `wait_ms` None waits for a person. Not a crash."""
+
+        def queue(pipe: Pipeline, at: Standing) -> None:
+            wake_at = None if wait_ms is None else at.now_ms + wait_ms
+            pipe.hincrby(self.keys.task(holder.task_id), "parks", 1)
+            if not spend_attempt:
+                pipe.hincrby(self.keys.task(holder.task_id), "attempts", -1)
+            self.writes.park(pipe, holder.task_id, wake_at, at.now_ms, "parked", reason=reason)
+
+        self._release(holder, queue, even_if_cancelled=False)
+
+    def hand_over(self, holder: Holder, reason: str) -> None:
+        """Back to the front of the queue, for another worker. Not a crash."""
+
+        def queue(pipe: Pipeline, at: Standing) -> None:
+            number = at.delivery + 1
+            pipe.hincrby(self.keys.task(holder.task_id), "handOvers", 1)
+            self.writes.queue(
+                pipe, holder.task_id, number, at.queue, at.now_ms, "handed-over", at_front=True, reason=reason
+            )
+
+        self._release(holder, queue, even_if_cancelled=False)
+
+    def _renew(self, holder: Holder, *, with_index: bool) -> None:
+        sent_at, ttl = self.clock.monotonic(), self.policy.lease_ttl_ms
+        lock, epoch = self.keys.lock(holder.task_id), self.keys.epoch(holder.task_id)
+
+        def decide(replies: list[Any]) -> Decision[None]:
+            fence, cancel, locked, time = replies
+            self._require_fence(holder, text(fence))
+            if cancel is not None:
+                holder.ask_to_cancel(text(cancel))
+
+            def queue(pipe: Pipeline) -> None:
+                if locked:
+                    pipe.pexpire(lock, ttl)
+                else:  # lapsed or evicted, and nobody has taken the task: it is still ours
+                    pipe.set(lock, holder.fence, px=ttl)
+                if with_index:
+                    pipe.zadd(self.keys.index("running"), {holder.task_id: self.clock.server_ms(time) + ttl})
+
+            return Write(queue, None)
+
+        reads = [("GET", epoch), ("HGET", self.keys.control(holder.task_id), "cancel"), ("EXISTS", lock), ("TIME",)]
+        transact(self.client, self.clock, [epoch], reads, decide, patience_s=0, before_each=holder.check)
+        holder.confirm(sent_at)
+
+    def _holder(self, task_id: str, fence: str, delivery: int, attempt: int) -> Holder:
+        ttl_s, margin_s = self.policy.lease_ttl_ms / 1000, self.policy.lease_margin_ms / 1000
+        return Holder(task_id, fence, delivery, attempt, self.clock, ttl_s, margin_s)

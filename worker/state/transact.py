@@ -1,0 +1,141 @@
+"""One WATCH / read / MULTI / EXEC, repeated until its outcome is known.
+
+The client's own retries are off: they run a MULTI twice when only the reply was lost (cases M1-M3). Here a
+lost reply, a WatchError and a refusal that will pass all lead to the same thing: read again, and let `decide`
+find out from what is stored whether the change was applied. So every `decide` must recognise its own change.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, Generic, TypeVar
+from urllib.parse import urlsplit, urlunsplit
+
+import redis
+from redis.backoff import NoBackoff
+from redis.client import Pipeline
+from redis.retry import Retry
+
+from worker.clock import Clock
+from worker.errors import RedisUnavailable, StorageRefused
+
+T = TypeVar("T")
+
+# Refusals that end by themselves or by an operator's hand; the first word of the server's answer.
+_PASSING = ("OOM", "MISCONF", "READONLY", "LOADING", "MASTERDOWN", "NOREPLICAS", "BUSY", "TRYAGAIN", "CLUSTERDOWN")
+
+
+@dataclass(frozen=True)
+class Settled(Generic[T]):
+    """Nothing to write: refused, or found applied."""
+
+    value: T
+
+
+@dataclass(frozen=True)
+class Write(Generic[T]):
+    """Queue these writes into the MULTI; `value` is the outcome once EXEC has applied them."""
+
+    queue: Callable[[Pipeline], None]
+    value: T
+
+
+Decision = Settled[T] | Write[T]
+Decide = Callable[[list[Any]], Decision[T]]
+
+
+def connect(url: str, *, timeout_s: float = 5.0) -> redis.Redis:
+    """A client for state: no retries of its own, bytes in and out. Never share it with RQ's worker."""
+    return redis.Redis.from_url(
+        url,
+        retry=Retry(NoBackoff(), 0),
+        socket_timeout=timeout_s,
+        socket_connect_timeout=timeout_s,
+        health_check_interval=0,
+    )
+
+
+def safe_url(url: str) -> str:
+    """`url` without its password, for messages."""
+    parts = urlsplit(url)
+    if parts.password is None:
+        return url
+    host = parts.netloc.rpartition("@")[2]
+    return urlunsplit(parts._replace(netloc=f"{parts.username or ''}:***@{host}"))
+
+
+def transact(
+    client: redis.Redis,
+    clock: Clock,
+    watch: Sequence[str],
+    reads: Sequence[Sequence[str]],
+    decide: Decide[T],
+    *,
+    patience_s: float,
+    before_each: Callable[[], None] = lambda: None,
+) -> T:
+    """Apply one change and return its outcome.
+
+    `before_each` runs before every try and may raise to give up. Raises RedisUnavailable when there was no
+    answer for `patience_s` seconds, StorageRefused when Redis answered and would not store; whatever `decide`
+    raises passes through.
+    """
+    give_up_at = clock.monotonic() + patience_s
+    pause = 0.005
+    while True:
+        before_each()
+        failure: Exception
+        try:
+            return _once(client, watch, reads, decide)
+        except redis.WatchError:
+            continue  # somebody changed it, or it was our own change with a lost reply: `decide` will see
+        except redis.AuthenticationError as error:
+            raise RedisUnavailable(f"Redis refuses our credentials: {error}") from error
+        except (redis.ConnectionError, redis.TimeoutError) as error:
+            failure = error
+        except redis.ResponseError as error:
+            if not _will_pass(error):
+                raise StorageRefused(f"Redis refused to store: {error}") from error
+            failure = error
+        if clock.monotonic() >= give_up_at:
+            if isinstance(failure, redis.ResponseError):
+                raise StorageRefused(f"Redis refuses to store: {failure}") from failure
+            raise RedisUnavailable(f"no answer from Redis: {failure}") from failure
+        clock.sleep(pause * (0.5 + random.random()))
+        pause = min(pause * 2, 1.0)
+
+
+def _once(client: redis.Redis, watch: Sequence[str], reads: Sequence[Sequence[str]], decide: Decide[T]) -> T:
+    with client.pipeline() as pipe:
+        pipe.watch(*watch)  # type: ignore[no-untyped-call]  # untyped in redis-py 8.1
+        decision = decide(_read(pipe, reads))
+        if isinstance(decision, Settled):
+            return decision.value
+        pipe.multi()
+        decision.queue(pipe)
+        pipe.execute()
+        return decision.value
+
+
+def _read(pipe: Pipeline, reads: Sequence[Sequence[str]]) -> list[Any]:
+    """All reads in one round trip, on the watching connection (a pipeline in WATCH sends one by one)."""
+    connection = pipe.connection
+    assert connection is not None  # WATCH has just used it
+    try:
+        packed = connection.pack_commands(reads)  # type: ignore[no-untyped-call]
+        connection.send_packed_command(packed)  # type: ignore[no-untyped-call]
+        return [connection.read_response() for _ in reads]
+    except BaseException:
+        connection.disconnect()  # type: ignore[no-untyped-call]  # answers may still be on their way; this connection is of no more use
+        raise
+
+
+def _will_pass(error: redis.ResponseError) -> bool:
+    if isinstance(error, redis.exceptions.OutOfMemoryError | redis.ReadOnlyError | redis.BusyLoadingError):
+        return True
+    text = str(error)
+    # redis-py puts "Command # 3 (SET …) of pipeline caused error: " in front of what a queued command was told.
+    cause = text.rpartition("caused error: ")[2]
+    return cause.startswith(_PASSING)

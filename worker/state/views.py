@@ -1,0 +1,223 @@
+"""Reading tasks: snapshots, lists, progress. Writes nothing; small fields first, bodies only where one is asked for."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import redis
+
+from worker.clock import Clock, SystemClock
+from worker.errors import InvalidInput, TaskNotFound
+from worker.state.codec import decode
+from worker.state.keys import INDEXES, Keys
+from worker.state.standing import text
+from worker.state.task import Status, Task
+
+LIST_MAX = 1_000
+
+
+@dataclass(frozen=True)
+class Row:
+    """One line of a list. `score_ms`: the time its index goes by."""
+
+    task_id: str
+    status: Status
+    queue: str
+    turns: int
+    total_tokens: int
+    attempts: int
+    crashes: int
+    created_at_ms: int
+    score_ms: float
+    reason: str
+    excerpt: str
+
+
+@dataclass(frozen=True)
+class Event:
+    """One entry of a task's stream. `cursor` resumes after it."""
+
+    cursor: str
+    kind: str
+    at_ms: int
+    data: dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Running:
+    """What the sweeper looks at for a running task."""
+
+    task_id: str
+    fence: str
+    locked: bool
+    owner: dict[str, Any]
+
+
+class Views:
+    """Queries over one Redis client."""
+
+    def __init__(self, client: redis.Redis, keys: Keys, clock: Clock | None = None) -> None:
+        self.client = client
+        self.keys = keys
+        self.clock = clock or SystemClock()
+
+    def now_ms(self) -> int:
+        """The server's clock."""
+        return self.clock.server_ms(self.client.time())
+
+    def task(self, task_id: str) -> Task:
+        """The whole record. Raises TaskNotFound; ValueError or KeyError if it is not readable."""
+        raw = self.client.hgetall(self.keys.task(task_id))
+        if not raw:
+            raise TaskNotFound(task_id)
+        return Task.read(task_id, raw)
+
+    def status(self, task_id: str) -> Status:
+        raw = self.client.hget(self.keys.task(task_id), "status")
+        if raw is None:
+            raise TaskNotFound(task_id)
+        return Status(text(raw))
+
+    def progress(self, task_id: str) -> dict[str, Any]:
+        """turns, tokensUsed, totalTokens, pendingToolUse, messageCount, as far as they can be read."""
+        names = ("turns", "tokensUsed", "totalTokens", "pendingToolUse", "messageCount")
+        values = self.client.hmget(self.keys.checkpoint(task_id), names)
+        found: dict[str, Any] = {}
+        for name, raw in zip(names, values, strict=True):
+            try:
+                found[name] = None if raw is None else decode(raw)
+            except ValueError:
+                found[name] = f"unreadable: {text(raw)[:60]!r}"
+        return found
+
+    def counts(self) -> dict[str, int]:
+        """Tasks in each index; `finished` holds all that ended within the retention time."""
+        with self.client.pipeline(transaction=False) as pipe:
+            for name in INDEXES:
+                pipe.zcard(self.keys.index(name))
+            return dict(zip(INDEXES, pipe.execute(), strict=True))
+
+    def rows(self, indexes: Sequence[str] = INDEXES, limit: int = 50) -> list[Row]:
+        """The newest tasks of these indexes, newest first."""
+        found: list[Row] = []
+        for name in indexes:
+            members = self.client.zrevrange(self.keys.index(name), 0, min(limit, LIST_MAX) - 1, withscores=True)
+            found += self._rows([(text(member), score) for member, score in members])
+        return sorted(found, key=lambda row: row.created_at_ms, reverse=True)[:limit]
+
+    def resolve(self, prefix: str) -> str:
+        """The task id that begins with `prefix`. Raises TaskNotFound, or InvalidInput if several do."""
+        if self.client.exists(self.keys.task(prefix)):
+            return prefix
+        found: list[str] = []
+        for name in INDEXES:
+            # Members come in any order and the index may be long; ids are short, so the server scans for us.
+            for member, _ in self.client.zscan_iter(self.keys.index(name), match=f"{_glob(prefix)}*", count=1000):
+                found.append(text(member))
+                if len(set(found)) > 1:
+                    raise InvalidInput(f"{prefix!r} begins the ids of several tasks: {', '.join(sorted(set(found)))} …")
+        if not found:
+            raise TaskNotFound(prefix)
+        return found[0]
+
+    def events(self, task_id: str, after: str = "0", *, block_ms: int | None = None, limit: int = 500) -> list[Event]:
+        """Events after a cursor; waits up to `block_ms` for the first one. Keep `block_ms` below the client's timeout."""
+        reply: Any = self.client.xread({self.keys.events(task_id): after}, count=limit, block=block_ms)
+        streams = reply.values() if isinstance(reply, dict) else [entries for _, entries in reply or []]
+        return [self._event(cursor, fields) for entries in streams for cursor, fields in _flat(entries)]
+
+    # -- for the sweeper: small keys only, in batches ------------------------------------------------------
+
+    def running(self, batch: int = 500) -> Iterator[Running]:
+        """Every running task, with what proves or disproves that its holder is alive."""
+        for start in range(0, self.client.zcard(self.keys.index("running")), batch):
+            ids = [text(m) for m in self.client.zrange(self.keys.index("running"), start, start + batch - 1)]
+            with self.client.pipeline(transaction=False) as pipe:
+                for task_id in ids:
+                    pipe.get(self.keys.epoch(task_id))
+                    pipe.exists(self.keys.lock(task_id))
+                    pipe.hget(self.keys.task(task_id), "owner")
+                replies = pipe.execute(raise_on_error=False)
+            for number, task_id in enumerate(ids):
+                fence, locked, owner = replies[3 * number : 3 * number + 3]
+                if not any(isinstance(reply, Exception) for reply in (fence, locked, owner)):
+                    yield Running(task_id, text(fence), bool(locked), _document(owner))
+
+    def queued(self, limit: int) -> list[tuple[str, int, str]]:
+        """(task id, delivery, queue) of the tasks that wait longest."""
+        ids = [text(m) for m in self.client.zrange(self.keys.index("queued"), 0, limit - 1)]
+        with self.client.pipeline(transaction=False) as pipe:
+            for task_id in ids:
+                pipe.hmget(self.keys.task(task_id), "delivery", "queue")
+            replies = pipe.execute(raise_on_error=False)
+        return [
+            (task_id, int(reply[0]), text(reply[1]))
+            for task_id, reply in zip(ids, replies, strict=True)
+            if not isinstance(reply, Exception) and reply[0] is not None
+        ]
+
+    def due(self, name: str, until_ms: float, limit: int) -> list[str]:
+        """Members of an index whose time has come."""
+        members = self.client.zrangebyscore(self.keys.index(name), "-inf", until_ms, start=0, num=limit)
+        return [text(member) for member in members]
+
+    def _rows(self, members: Sequence[tuple[str, float]]) -> list[Row]:
+        fields = ("status", "queue", "attempts", "crashes", "createdAtMs", "reason", "textStart")
+        with self.client.pipeline(transaction=False) as pipe:
+            for task_id, _ in members:
+                pipe.hmget(self.keys.task(task_id), fields)
+                pipe.hmget(self.keys.checkpoint(task_id), "turns", "totalTokens")
+            replies = pipe.execute(raise_on_error=False)
+        rows = []
+        for (task_id, score), about, progress in zip(members, replies[::2], replies[1::2], strict=True):
+            if isinstance(about, Exception) or about[0] is None:
+                continue  # expired, and not yet dropped from the index
+            turns, tokens = (None, None) if isinstance(progress, Exception) else progress
+            status, queue, attempts, crashes, created, reason, excerpt = about
+            rows.append(
+                Row(
+                    task_id,
+                    Status(text(status)),
+                    text(queue),
+                    _number(turns),
+                    _number(tokens),
+                    _number(attempts),
+                    _number(crashes),
+                    _number(created),
+                    score,
+                    text(reason),
+                    text(excerpt),
+                )  # fmt: skip
+            )
+        return rows
+
+    def _event(self, cursor: bytes, fields: dict[bytes, bytes]) -> Event:
+        data = _document(fields.get(b"data"))
+        return Event(text(cursor), text(fields.get(b"type")), int(fields.get(b"atMs", b"0")), data)
+
+
+def _document(raw: bytes | None) -> dict[str, Any]:
+    try:
+        value = decode(raw or b"{}")
+    except ValueError:
+        return {}
+    return value if isinstance(value, dict) else {}
+
+
+def _number(raw: bytes | None) -> int:
+    return int(raw) if raw is not None and raw.isdigit() else 0
+
+
+def _flat(entries: Any) -> Iterator[tuple[bytes, dict[bytes, bytes]]]:
+    """RESP3 nests a stream's entries once more than RESP2."""
+    for entry in entries:
+        if entry and isinstance(entry[0], list | tuple):
+            yield from _flat(entry)
+        else:
+            yield entry
+
+
+def _glob(text_: str) -> str:
+    return "".join(f"\\{c}" if c in "*?[]\\^" else c for c in text_)
