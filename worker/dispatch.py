@@ -17,8 +17,9 @@ from rq.registry import FailedJobRegistry
 from rq.timeouts import BaseTimeoutException
 
 from worker.settings import Settings
+from worker.state.guards import Policy
 from worker.state.keys import Keys
-from worker.state.store import Policy, Store
+from worker.state.store import Store
 from worker.state.transact import connect
 
 ENTRY_POINT = "worker.jobs.run_task"

@@ -1,0 +1,156 @@
+"""The loop: ask the model, save (point A), answer its calls, save (point B), until there is nothing left to ask.
+
+A resumed task enters here exactly like a new one: whatever is pending is answered first.
+"""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from worker.answers import Answers, Held
+from worker.crashpoints import crash_point
+from worker.errors import CancelRequested, ModelPermanent
+from worker.log import event
+from worker.state.checkpoint import Checkpoint, Message, tool_calls
+from worker.state.codec import Unstorable, encode
+from worker.state.lease import Holder
+from worker.state.store import Store
+from worker.state.task import Status, Task
+from worker.tools.output import clean
+
+if TYPE_CHECKING:  # importing it costs a second: anthropic
+    from worker.model import Model, Response
+
+log = logging.getLogger(__name__)
+
+FINISHED = frozenset({"end_turn", "stop_sequence"})
+RUNS_TOOLS = frozenset({"tool_use", "pause_turn"})  # a pause may hold our calls too; then they must be answered
+GOES_ON = frozenset({"pause_turn"})
+
+# Ends that are no answer. The response is counted and not kept: a cut-off call in it must never run.
+REFUSED_ENDS = {
+    "max_tokens": "truncated: the answer was longer than max_tokens (BATON_MAX_TOKENS)",
+    "model_context_window_exceeded": "truncated: the conversation no longer fits the model's context window",
+    "refusal": "refused: the model declined to answer",
+}
+
+
+@dataclass(frozen=True)
+class Ending:
+    """The task is over."""
+
+    status: Status
+    reason: str
+    result: str = ""
+    error: str = ""
+
+
+@dataclass
+class Agent:
+    """One attempt at one task, by its holder. `now` is the checkpoint as last saved."""
+
+    store: Store
+    holder: Holder
+    task: Task
+    request: dict[str, Any]
+    now: Checkpoint
+    model: Model
+    answers: Answers
+
+    def run(self) -> Ending | Held:
+        """Until the task is over or has to wait for a person. StopRunning and ModelFault pass through."""
+        while True:
+            if self.now.pending:
+                if held := self.answer_calls():
+                    return held
+            elif self.now.stop_reason in FINISHED:
+                return Ending(Status.SUCCEEDED, self.now.stop_reason, result=last_text(self.now.messages))
+            if limit := self.limit_reached():
+                return limit
+            response = self.model.respond(self.request, self.now.messages, watch=self.holder.watch)
+            crash_point("after-model-response")
+            if ending := self.take(response):
+                return ending
+
+    def take(self, response: Response) -> Ending | None:
+        """Point A: count the response, and keep it if the conversation can go on from it."""
+        message: Message = {"role": "assistant", "content": clean(response.content)}
+        pending = tool_calls(message, self.now.turns + 1) if response.stop_reason in RUNS_TOOLS else ()
+        known = response.stop_reason in FINISHED | RUNS_TOOLS
+        # Calls that will not be answered must not stay in the history, and an empty message may not.
+        kept = known and bool(message["content"]) and len(tool_calls(message, 0)) == len(pending)
+        try:
+            encode(message)
+        except Unstorable as error:
+            raise ModelPermanent(f"the model's answer cannot be stored: {error}") from None
+        after = Checkpoint(
+            turns=self.now.turns + 1,
+            tokens_used=_added(self.now.tokens_used, response.usage),
+            total_tokens=self.now.total_tokens + response.total_tokens,
+            messages=[*self.now.messages, message] if kept else self.now.messages,
+            pending=pending,
+            stop_reason=response.stop_reason,
+        )
+        self.store.save_response(
+            self.holder, message if kept else None, after,
+            stopReason=response.stop_reason, tokens=response.total_tokens, tries=response.tries,
+            text=response.text[:2_000], calls=[call.name for call in pending],
+        )  # fmt: skip
+        self.now = after
+        crash_point("after-save-a")
+        event(log, "responded", task=self.task.task_id, turn=after.turns, stop=response.stop_reason, calls=len(pending))
+        if known:
+            return None
+        why = REFUSED_ENDS.get(response.stop_reason, f"stopped: unknown stop_reason {response.stop_reason!r}")
+        return Ending(Status.FAILED, why, result=response.text, error=f"{why} (request {response.request_id})")
+
+    def answer_calls(self) -> Held | None:
+        """Point B: every pending call gets its result, in one user message, in the order of the calls."""
+        cancelled: CancelRequested | None = None
+        try:
+            blocks = self.answers.to(self.now.pending)
+        except CancelRequested as asked:  # leave a history behind that is valid, then go
+            cancelled, blocks = asked, self.answers.without_running(self.now.pending)
+        if isinstance(blocks, Held):
+            return blocks
+        message: Message = {"role": "user", "content": blocks}
+        after = Checkpoint(
+            turns=self.now.turns,
+            tokens_used=self.now.tokens_used,
+            total_tokens=self.now.total_tokens,
+            messages=[*self.now.messages, message],
+            stop_reason=self.now.stop_reason,
+            server_run_id=self.now.server_run_id,
+        )
+        self.store.save_results(self.holder, message, after, decisions=self.answers.decided)
+        self.now = after
+        crash_point("after-save-b")
+        if cancelled:
+            raise cancelled
+        return None
+
+    def limit_reached(self) -> Ending | None:
+        if self.now.turns >= self.task.turns_max:
+            return _limit(f"{self.now.turns} turns used, the task allows {self.task.turns_max} (--max-turns)")
+        if self.task.tokens_max is not None and self.now.total_tokens >= self.task.tokens_max:
+            used, allowed = self.now.total_tokens, self.task.tokens_max
+            return _limit(f"{used} tokens used, the task allows {allowed} (--max-tokens-total)")
+        return None
+
+
+def last_text(messages: list[Message]) -> str:
+    """The text of the last message, if it is the assistant's."""
+    if messages[-1]["role"] != "assistant":
+        return ""
+    blocks = messages[-1]["content"]
+    return "".join(block["text"] for block in blocks if block.get("type") == "text" and block.get("text"))
+
+
+def _limit(what: str) -> Ending:
+    return Ending(Status.FAILED, f"limit: {what}", error=what)
+
+
+def _added(total: dict[str, int], usage: dict[str, int]) -> dict[str, int]:
+    return {name: total.get(name, 0) + usage.get(name, 0) for name in [*total, *(n for n in usage if n not in total)]}

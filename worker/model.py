@@ -1,0 +1,125 @@
+"""Asking Claude, durably: one owner of retries, nothing accepted but a whole message, abandoned on request.
+
+The only module (with its `model_*` helpers) that imports anthropic, which costs a second of CPU: import it
+late, in the process that calls the model, or in a worker's parent through `preload()` before it forks.
+
+The SDK's own retries are off: it retries RQ's job timeout away and obeys a `retry-after` of an hour while
+the task's lease is held. Its stream helper is not used either: the raw events are taken (see model_call, model_stream),
+so that a block reaches the checkpoint exactly as it was sent. Requests per call: at most `model_tries_max`,
+plus one if a stream brings a kind of delta that only the non-streaming form can carry.
+"""
+
+from __future__ import annotations
+
+import gc
+import os
+from collections.abc import Callable, Sequence
+from typing import Any, Protocol
+
+import anthropic
+import httpx2
+
+from worker import model_net
+from worker.clock import Clock, SystemClock
+from worker.errors import ModelConfig
+from worker.model_call import Call, Response
+from worker.model_client import make_client
+from worker.model_faults import translate, words
+from worker.settings import Settings, load_settings
+
+__all__ = ["Claude", "Model", "Response", "preload", "translate"]
+
+
+class Model(Protocol):
+    """Something that answers a conversation."""
+
+    def respond(
+        self, request: dict[str, Any], messages: Sequence[dict[str, Any]], *, watch: Callable[[], None]
+    ) -> Response:
+        """One answer to `messages`; `request` is the task's frozen prefix (worker.request.build_request).
+
+        `watch` is called before each try, at every stream event and at least every half second of waiting;
+        what it raises abandons the call, closes the stream and passes through. Raises ModelTransient
+        (ask again later), ModelConfig or ModelPermanent.
+        """
+        ...
+
+
+class Claude(Model):
+    """The Messages API. The client is made in the process that uses it, and again after a fork."""
+
+    def __init__(
+        self,
+        settings: Settings,
+        clock: Clock | None = None,
+        api_key: str | None = None,
+        base_url: str | None = None,
+        *,
+        transport: httpx2.BaseTransport | None = None,
+    ) -> None:
+        self._settings = settings
+        self._clock = clock or SystemClock()
+        self._api_key = api_key
+        self._base_url = base_url
+        self._transport = transport
+        self._client: anthropic.Anthropic | None = None
+        self._client_pid = 0
+
+    def respond(
+        self, request: dict[str, Any], messages: Sequence[dict[str, Any]], *, watch: Callable[[], None]
+    ) -> Response:
+        call = Call(self._settings, self._clock, request, list(messages), watch)
+        client = self._connected()
+        token = model_net.watching.set(call.beat)
+        try:
+            return call.run(client)
+        finally:
+            model_net.watching.reset(token)
+
+    def close(self) -> None:
+        """Close idle connections. Nothing needs it at the end of a process; tests do."""
+        if self._client is not None and self._client_pid == os.getpid():
+            self._client.close()
+        self._client = None
+
+    def __enter__(self) -> Claude:
+        return self
+
+    def __exit__(self, *exc_info: object) -> None:
+        self.close()
+
+    def _connected(self) -> anthropic.Anthropic:
+        # A client that made a request before fork() shares its connection with the parent: answers get mixed up.
+        if self._client is None or self._client_pid != os.getpid():
+            try:
+                self._client = make_client(self._settings, self._api_key, self._base_url, self._transport)
+            except (anthropic.AnthropicError, OSError, ValueError, httpx2.InvalidURL) as error:
+                raise ModelConfig(f"No client for the model can be made: {words(error)}") from None
+            self._client_pid = os.getpid()
+        return self._client
+
+
+def preload() -> None:
+    """Pay for the import and the first use in the worker's parent, before it forks; opens no socket."""
+    transport = httpx2.MockTransport(lambda _: httpx2.Response(200, json=_PRELOAD_ANSWER))
+    with httpx2.Client(transport=transport) as http:
+        client = anthropic.Anthropic(
+            api_key="preload", base_url="http://preload.invalid", max_retries=0, http_client=http
+        )
+        request = {"model": "m", "max_tokens": 1}
+        Call(load_settings({}), SystemClock(), request, [], lambda: None).run(client)
+    # Frozen objects are not touched by a child's garbage collector, so their pages stay shared.
+    gc.collect()
+    gc.freeze()
+
+
+_PRELOAD_ANSWER = {
+    "id": "m",
+    "type": "message",
+    "role": "assistant",
+    "model": "m",
+    "content": [{"type": "text", "text": ""}],
+    "stop_reason": "end_turn",
+    "stop_sequence": None,
+    "usage": {"input_tokens": 0, "output_tokens": 0},
+}

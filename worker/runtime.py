@@ -1,0 +1,243 @@
+"""One attempt at one task: claim it, run it, let go of it in the right way. Wires settings, store, model, toolbox."""
+
+from __future__ import annotations
+
+import logging
+import random
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from worker.agent import Agent, Ending
+from worker.answers import Answers, Held
+from worker.crashpoints import crash_point
+from worker.dispatch import JOB_TIMEOUTS, open_store
+from worker.errors import (
+    CancelRequested,
+    CheckpointTooNew,
+    InvalidInput,
+    LeaseLost,
+    ModelConfig,
+    ModelPermanent,
+    ModelTransient,
+    RedisUnavailable,
+    StorageRefused,
+    TaskFailed,
+    TaskFault,
+)
+from worker.heartbeat import Heartbeat
+from worker.log import event
+from worker.process import this_process
+from worker.request import build_request
+from worker.settings import Settings
+from worker.state.checkpoint import Checkpoint
+from worker.state.lease import Holder
+from worker.state.ledger import Call
+from worker.state.load import Loaded, load
+from worker.state.standing import Refused
+from worker.state.store import Store
+from worker.state.task import ParkNote, Status
+from worker.tools import Tool, Toolbox, ToolContext, ToolDefinitionError, load_toolbox
+
+if TYPE_CHECKING:
+    from worker.model import Model
+
+log = logging.getLogger(__name__)
+
+TRANSIENT_PARK_S = 5.0
+CONFIG_PARK_S = 30.0
+TOO_NEW_PARK_S = 60.0
+
+
+@dataclass(frozen=True)
+class Pause:
+    """Why a task has to wait, and for how long at first; the wait doubles while it does not get on."""
+
+    reason: str
+    first_wait_s: float
+    at_least_s: float = 0.0
+    spends_attempt: bool = True
+
+
+@dataclass(frozen=True)
+class TimedOut:
+    """Somebody gave the RQ job a timeout. Going on is fine if the attempt got anywhere, else it counts as a crash."""
+
+    why: str
+
+
+def default_model(settings: Settings) -> Model:
+    from worker.model import Claude  # late: it imports anthropic, and the task is owned and its lease kept by now
+
+    return Claude(settings)
+
+
+class Runtime:
+    """What every attempt needs. `make_model` is called after the claim; each `make_store` opens its own connection."""
+
+    def __init__(
+        self,
+        settings: Settings,
+        *,
+        make_model: Callable[[Settings], Model] = default_model,
+        make_toolbox: Callable[[Settings], Toolbox] = lambda settings: load_toolbox(settings.tool_modules, settings),
+        make_store: Callable[[Settings], Store] = open_store,
+    ) -> None:
+        self.settings = settings
+        self.make_model = make_model
+        self.make_toolbox = make_toolbox
+        self.make_store = make_store
+
+    def attempt(self, task_id: str, delivery: int) -> str:
+        """Run a delivery; returns what came of it, in words. Raises TaskFailed for a task that ended as failed, so
+        that RQ shows its job as failed, and whatever is no fault of the task (Redis away, a bug of ours)."""
+        store = self.make_store(self.settings)
+        claimed = store.claim(task_id, delivery, this_process())
+        if isinstance(claimed, Refused):
+            return _refused(store, task_id, delivery, claimed)
+        event(log, "claimed", task=task_id, delivery=delivery, attempt=claimed.attempt, fence=claimed.fence)
+        crash_point("after-claim")
+        with Heartbeat(self.make_store(self.settings), claimed):
+            return Attempt(self, store, claimed).run()
+
+
+class Attempt:
+    """One ownership, from claim to finish, park, hand-over or loss."""
+
+    def __init__(self, runtime: Runtime, store: Store, holder: Holder) -> None:
+        self.runtime = runtime
+        self.settings = runtime.settings
+        self.store = store
+        self.holder = holder
+        self.loaded: Loaded | None = None
+        self.begun_at = 0
+
+    def run(self) -> str:
+        try:
+            return self._let_go(self._outcome())
+        except LeaseLost as lost:
+            event(log, "stopped", level=logging.WARNING, task=self.holder.task_id, why=lost)
+            return f"lease lost: {lost}"
+        except (RedisUnavailable, StorageRefused) as error:
+            # Nothing can be written; the lease runs out by itself and a sweeper hands the task on.
+            event(log, "gave-up", level=logging.ERROR, task=self.holder.task_id, why=error)
+            raise
+        except TaskFailed:
+            raise
+        except Exception as error:
+            event(log, "worker-error", level=logging.ERROR, task=self.holder.task_id, why=repr(error))
+            self._give_back(f"error in the worker: {type(error).__name__}")
+            raise
+
+    def _outcome(self) -> Ending | Held | Pause | TimedOut:
+        """Run the agent; what went wrong with the task or the model becomes an outcome too."""
+        try:
+            self.loaded = load(self.store.client, self.store.keys, self.store.probe, self.holder)
+            return self._agent(self.loaded).run()
+        except CancelRequested as asked:
+            return Ending(Status.CANCELLED, str(asked))
+        except CheckpointTooNew as error:
+            return Pause(str(error), TOO_NEW_PARK_S, spends_attempt=False)
+        except ModelTransient as error:
+            reason = f"the model cannot be reached just now: {error}"
+            return Pause(reason, TRANSIENT_PARK_S, error.retry_after_s or 0.0)
+        except (ModelConfig, ToolDefinitionError) as error:
+            event(log, "needs-a-person", level=logging.ERROR, task=self.holder.task_id, why=error)
+            return Pause(f"needs a person: {error}", CONFIG_PARK_S)
+        except TaskFault as error:
+            return Ending(Status.FAILED, f"damaged: {error}", error=str(error))
+        except (ModelPermanent, InvalidInput) as error:
+            return Ending(Status.FAILED, str(error), error=str(error))
+        except JOB_TIMEOUTS as error:
+            return TimedOut(str(error))
+
+    def _agent(self, loaded: Loaded) -> Agent:
+        toolbox = self.runtime.make_toolbox(self.settings)
+        request, now, task = loaded.request, loaded.checkpoint, loaded.task
+        if request is None or now is None:
+            tools = toolbox.definitions(task.tools)
+            request = build_request(self.settings, model=task.model or None, system=task.system or None, tools=tools)
+            first = {"role": "user", "content": task.text}
+            self.store.begin(self.holder, request, first)
+            now = Checkpoint(messages=[first])
+        else:
+            pending = ",".join(call.name for call in now.pending) or "nothing"
+            event(log, "resumed", task=task.task_id, turn=now.turns, pending=pending, trusted=loaded.markers_trusted)
+        self.begun_at = self.holder.seq
+        if task.tools is not None:
+            toolbox = Toolbox(tool for tool in toolbox if tool.name in task.tools)
+        known = (loaded.entries, loaded.markers, loaded.markers_trusted)
+        answers = Answers(self.store, self.holder, toolbox, self._context, *known)
+        return Agent(self.store, self.holder, task, request, now, self.runtime.make_model(self.settings), answers)
+
+    def _context(self, call: Call, tool: Tool, key: str) -> ToolContext:
+        return ToolContext(
+            task_id=self.holder.task_id,
+            call_id=call.id,
+            tool=tool.name,
+            turn=call.turn,
+            attempt=self.holder.attempt,
+            epoch=self.holder.epoch,
+            idempotency_key=key,
+            workspace=self.settings.workspace,
+            result_max_bytes=self.settings.result_max_bytes,
+            settings=self.settings,
+            control_flow=JOB_TIMEOUTS,
+            should_stop=self.holder.stop.is_set,
+        )
+
+    # -- letting go --------------------------------------------------------------------------------------------
+
+    def _let_go(self, outcome: Ending | Held | Pause | TimedOut) -> str:
+        """The verb that belongs to the outcome. A cancel that came at the last moment comes first."""
+        try:
+            match outcome:
+                case Ending():
+                    crash_point("before-finish")
+                    return self._finish(outcome)
+                case Pause():
+                    return self._park(outcome)
+                case Held(call):
+                    what = f"nobody knows whether {call.name} (call {call.id}) took effect before a crash"
+                    self.store.park(self.holder, f"needs a person: {what}", wait_ms=None)
+                    return f"parked: {what}"
+                case TimedOut(why) if self.holder.seq > self.begun_at:
+                    self.store.hand_over(self.holder, f"RQ's job timeout: {why}")
+                    return "handed over at RQ's job timeout"
+                case TimedOut():
+                    return self._give_back("RQ's job timeout")
+        except CancelRequested as asked:
+            return self._finish(Ending(Status.CANCELLED, str(asked)))
+
+    def _finish(self, ending: Ending) -> str:
+        self.store.finish(self.holder, ending.status, reason=ending.reason, result=ending.result, error=ending.error)
+        event(log, "finished", task=self.holder.task_id, status=ending.status, reason=ending.reason)
+        if ending.status is Status.FAILED:
+            raise TaskFailed(f"task {self.holder.task_id} failed: {ending.reason}")
+        return ending.status.value
+
+    def _park(self, pause: Pause) -> str:
+        turns = self.loaded.checkpoint.turns if self.loaded and self.loaded.checkpoint else 0
+        before = self.loaded.task.parked if self.loaded else ParkNote()
+        streak = before.streak + 1 if before.turns == turns else 1
+        wait_s = min(pause.first_wait_s * 2 ** min(streak - 1, 20), self.settings.park_max_s)
+        wait_s = max(wait_s * random.uniform(0.8, 1.2), pause.at_least_s)
+        note = ParkNote(streak, turns, pause.spends_attempt)
+        self.store.park(self.holder, pause.reason, wait_ms=int(wait_s * 1000), note=note)
+        event(log, "parked", task=self.holder.task_id, seconds=round(wait_s, 1), why=pause.reason)
+        return f"parked: {pause.reason}"
+
+    def _give_back(self, why: str) -> str:
+        """This attempt failed as a crash would, and is counted as one."""
+        self.store.recover(self.holder.task_id, proof=why, fence=self.holder.fence)
+        return f"given back: {why}"
+
+
+def _refused(store: Store, task_id: str, delivery: int, refused: Refused) -> str:
+    """Quiet, so that it shows as no failed job; unless somebody pressed "requeue" on the last job of an ended task."""
+    event(log, "not-claimed", task=task_id, delivery=delivery, why=refused.why)
+    ended_badly = refused.current and refused.status in (Status.FAILED, Status.DEAD)
+    if ended_badly and store.writes.dispatcher.requeued_by_hand(task_id, delivery, refused.queue):
+        number = store.retry(task_id, by="requeued in rq-dashboard")
+        return f"{refused.why}, and its job was requeued by hand: retried as delivery {number}"
+    return f"nothing to do: {refused.why}"

@@ -1,0 +1,151 @@
+"""One bounded pass over tasks nobody is working on, and the process that repeats it.
+
+Reads indexes and small fields, never conversations. Every change is a verb of the store under WATCH, so any number
+of sweepers may run, and one killed in the middle leaves nothing behind. One damaged task never stops a sweep.
+"""
+
+from __future__ import annotations
+
+import logging
+import signal
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any
+
+import redis
+
+from worker.dispatch import RqDispatcher, open_store
+from worker.errors import BatonError, RedisUnavailable
+from worker.log import event
+from worker.process import is_gone
+from worker.settings import Settings
+from worker.state import housekeeping
+from worker.state.store import Store
+from worker.state.task import Status
+from worker.state.views import Running, Views
+
+log = logging.getLogger(__name__)
+
+BATCH = 500
+
+
+@dataclass
+class SweepReport:
+    """What one pass did. `recovered`: task id → (new status, proof); `problems`: task id → what went wrong."""
+
+    recovered: dict[str, tuple[Status, str]] = field(default_factory=dict)
+    redelivered: list[str] = field(default_factory=list)
+    woken: list[str] = field(default_factory=list)
+    missed: int = 0
+    pruned: int = 0
+    problems: dict[str, str] = field(default_factory=dict)
+
+    def __bool__(self) -> bool:
+        return bool(self.recovered or self.redelivered or self.woken or self.pruned or self.problems)
+
+    def lines(self) -> list[str]:
+        """The report in words, a line a thing."""
+        return [
+            *(f"recovered {task}: {status}, {proof}" for task, (status, proof) in self.recovered.items()),
+            *(f"delivered again {task}" for task in self.redelivered),
+            *(f"woken {task}" for task in self.woken),
+            *([f"{self.missed} queued but on no RQ list; delivered again if the next sweep misses them too"]
+              if self.missed else []),
+            *([f"dropped {self.pruned} expired tasks from the index"] if self.pruned else []),
+            *(f"problem with {task}: {what}" for task, what in self.problems.items()),
+        ]  # fmt: skip
+
+
+class Sweeper:
+    """Sweeps one Redis."""
+
+    def __init__(self, store: Store, dispatcher: RqDispatcher, settings: Settings) -> None:
+        self.store = store
+        self.views = Views(store.client, store.keys, store.clock)
+        self.dispatcher = dispatcher
+        self.settings = settings
+
+    def sweep_once(self) -> SweepReport:
+        """One pass. Raises RedisUnavailable; trouble with a single task goes into the report."""
+        report = SweepReport()
+        try:
+            now = self.views.now_ms()
+            self._recover(report, now)
+            self._redeliver(report, now)
+            for task_id in self.views.due("parked", now, BATCH):
+                if self._try(report, task_id, partial(self.store.wake, task_id, due_only=True)):
+                    report.woken.append(task_id)
+            before = now - self.settings.retention_s * 1000
+            report.pruned = housekeeping.prune(self.store.client, self.store.keys, before)
+        except (redis.ConnectionError, redis.TimeoutError) as error:
+            raise RedisUnavailable(f"no answer from Redis: {error}") from error
+        return report
+
+    def _recover(self, report: SweepReport, now: int) -> None:
+        for running in self.views.running(BATCH):
+            proof, fence = _proof_that_holder_is_gone(running, now)
+            if proof is None:
+                continue
+            recover = partial(self.store.recover, running.task_id, proof=proof, fence=fence)
+            status = self._try(report, running.task_id, recover)
+            if status is not None:
+                report.recovered[running.task_id] = (status, proof)
+
+    def _redeliver(self, report: SweepReport, now: int) -> None:
+        missing = self.dispatcher.missing(self.views.queued(BATCH))
+        grace = self.settings.redeliver_grace_ms
+        lost = housekeeping.overdue(self.store.client, self.store.keys, missing, now, grace)
+        report.missed = len(missing) - len(lost)
+        for task_id, delivery in lost:
+            if self._try(report, task_id, partial(self.store.redeliver, task_id, delivery)):
+                report.redelivered.append(task_id)
+
+    def _try(self, report: SweepReport, task_id: str, act: Callable[[], Any]) -> Any:
+        try:
+            return act()
+        except RedisUnavailable:
+            raise
+        except (BatonError, redis.ResponseError, ValueError) as error:
+            report.problems[task_id] = str(error)
+            return None
+
+
+def _proof_that_holder_is_gone(running: Running, now_ms: int) -> tuple[str | None, str | None]:
+    """(proof in words, fence of the holder that is proven gone) or (None, None). Cheapest proof first."""
+    if is_gone(running.owner):
+        return f"its process {running.owner.get('pid')} on {running.owner.get('host')} is gone", running.fence
+    if not running.locked and running.deadline_ms <= now_ms:
+        return "its lease ran out", None
+    return None, None
+
+
+def make_sweeper(settings: Settings) -> Sweeper:
+    store = open_store(settings)
+    return Sweeper(store, RqDispatcher(store.client, settings), settings)
+
+
+def run_forever(settings: Settings) -> None:
+    """Sweep until SIGTERM or SIGINT. Waits for a Redis that is away; never ends by itself."""
+    over = threading.Event()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, lambda *_: over.set())
+    sweeper = make_sweeper(settings)
+    event(log, "sweeping", period_s=settings.sweep_period_s)
+    away = False
+    while not over.is_set():
+        try:
+            report = sweeper.sweep_once()
+        except BatonError as error:
+            if not away:  # once per outage, not once per second
+                event(log, "sweep-failed", level=logging.ERROR, why=error)
+            away = True
+        else:
+            if away:
+                event(log, "sweeping-again")
+            away = False
+            for line in report.lines() if report else []:
+                log.info("%s", line)
+        over.wait(settings.sweep_period_s)
+    event(log, "sweeper-stopped")
