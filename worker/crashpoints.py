@@ -2,6 +2,10 @@
 
 The n-th passing of the point in this process kills it with SIGKILL (exit 137): no finally block, no
 atexit, no lease release. Without the variable a point costs one comparison. `baton crash-points` lists them.
+
+Two more for drills with a whole fleet in one environment: `CRASH_ONCE=<file>` lets only the first process die that
+creates the file (which then holds its pid and its parent's); with `CRASH_WAIT=1` it waits there to be killed from
+outside, its heartbeat still beating.
 """
 
 from __future__ import annotations
@@ -9,6 +13,7 @@ from __future__ import annotations
 import os
 import signal
 import threading
+import time
 from pathlib import Path
 
 POINTS = {
@@ -40,13 +45,23 @@ def crash_point(label: str) -> None:
         _passed[label] = _passed.get(label, 0) + 1
         if _passed[label] != int(number or 1):
             return
-    if once := os.environ.get("CRASH_ONCE"):
-        # A fleet shares the environment: the first process to create this file dies, the others go on.
-        try:
-            Path(once).touch(exist_ok=False)
-        except FileExistsError:
-            return
+    if (once := os.environ.get("CRASH_ONCE")) and not _first(Path(once)):
+        return
+    while os.environ.get("CRASH_WAIT"):
+        time.sleep(3600)
     os.kill(os.getpid(), signal.SIGKILL)
+
+
+def _first(path: Path) -> bool:
+    draft = path.with_name(f"{path.name}.{os.getpid()}")
+    draft.write_text(f"{os.getpid()} {os.getppid()}\n")
+    try:
+        path.hardlink_to(draft)  # appears with its content or not at all
+    except FileExistsError:
+        return False
+    finally:
+        draft.unlink()
+    return True
 
 
 def check_crash_after(value: str) -> None:

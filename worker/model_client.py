@@ -67,7 +67,7 @@ def _check_base_url(url: str | None) -> None:
     if url is None:
         return
     parsed = httpx2.URL(url.strip())  # not quoted below: it may hold a gateway's password
-    if parsed.scheme not in ("http", "https") or not parsed.host or url != url.strip():
+    if parsed.scheme not in ("http", "https") or not parsed.host or url.split() != [url]:
         raise ModelConfig("ANTHROPIC_BASE_URL must start with http:// or https:// and name a host, without spaces.")
     if parsed.path.rstrip("/").endswith("/v1"):
         raise ModelConfig("ANTHROPIC_BASE_URL ends in /v1: leave that out, the client adds it.")
