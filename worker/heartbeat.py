@@ -37,6 +37,12 @@ class Heartbeat:
         self._thread.join(timeout=self._period_s)
 
     def _beat(self) -> None:
+        try:
+            self._renew_until_over()
+        finally:
+            self._store.client.close()
+
+    def _renew_until_over(self) -> None:
         pause = self._period_s
         while not self._over.wait(pause):
             pause = self._period_s
@@ -50,4 +56,3 @@ class Heartbeat:
                 # The holder's own bound decides how long this may go on.
                 event(log, "renewal-failed", level=logging.WARNING, task=self._holder.task_id, why=error)
                 pause = self._period_s / 5
-        self._store.client.close()

@@ -29,20 +29,33 @@ def this_process() -> dict[str, Any]:
 def is_gone(owner: dict[str, Any]) -> bool:
     """True only if it is proven here that the owning process does not exist any more."""
     boot, namespace, pid, started = (owner.get(key) for key in ("boot", "pidNamespace", "pid", "startedAtTicks"))
-    if not boot or not namespace or not isinstance(pid, int) or started is None:
+    if not boot or not namespace or not isinstance(pid, int) or pid <= 0 or started is None:
         return False
     if boot != _boot_id() or namespace != _pid_namespace():
         return False
     found = _stat(pid)
-    return found is None or found[0] in _GONE_STATES or found[1] != started
+    if found is None:
+        return not _exists(pid)
+    return found[0] in _GONE_STATES or found[1] != started
+
+
+def _exists(pid: int) -> bool:
+    """Asks the kernel: a /proc mounted with hidepid does not show the processes of other users."""
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    except (PermissionError, OverflowError):  # another user's; or no number a process could have
+        return True
+    return True
 
 
 def _stat(pid: int) -> tuple[str, int] | None:
-    """(state, start time in clock ticks since boot) of a process; None if there is none."""
+    """(state, start time in clock ticks since boot) of a process; None if /proc shows none."""
     try:
         # The second field is the name in brackets and may hold anything, so count from its end.
         fields = Path(f"/proc/{pid}/stat").read_text(errors="replace").rpartition(")")[2].split()
-    except (FileNotFoundError, ProcessLookupError):
+    except (FileNotFoundError, ProcessLookupError, PermissionError):
         return None
     return fields[0], int(fields[19])
 

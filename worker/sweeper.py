@@ -72,13 +72,11 @@ class Sweeper:
         report = SweepReport()
         try:
             now = self.views.now_ms()
-            self._recover(report, now)
-            self._redeliver(report, now)
-            for task_id in self.views.due("parked", now, BATCH):
-                if self._try(report, task_id, partial(self.store.wake, task_id, due_only=True)):
-                    report.woken.append(task_id)
-            before = now - self.settings.retention_s * 1000
-            report.pruned = housekeeping.prune(self.store.client, self.store.keys, before)
+            for step in (self._recover, self._redeliver, self._wake, self._prune):
+                try:
+                    step(report, now)
+                except redis.ResponseError as error:  # full, read-only, a damaged index: the other steps may do
+                    report.problems[f"the sweep itself ({step.__name__.strip('_')})"] = str(error)
         except (redis.ConnectionError, redis.TimeoutError) as error:
             raise RedisUnavailable(f"no answer from Redis: {error}") from error
         return report
@@ -101,6 +99,15 @@ class Sweeper:
         for task_id, delivery in lost:
             if self._try(report, task_id, partial(self.store.redeliver, task_id, delivery)):
                 report.redelivered.append(task_id)
+
+    def _wake(self, report: SweepReport, now: int) -> None:
+        for task_id in self.views.due("parked", now, BATCH):
+            if self._try(report, task_id, partial(self.store.wake, task_id, due_only=True)):
+                report.woken.append(task_id)
+
+    def _prune(self, report: SweepReport, now: int) -> None:
+        before = now - self.settings.retention_s * 1000
+        report.pruned = housekeeping.prune(self.store.client, self.store.keys, before)
 
     def _try(self, report: SweepReport, task_id: str, act: Callable[[], Any]) -> Any:
         try:
@@ -133,7 +140,7 @@ def run_forever(settings: Settings) -> None:
         signal.signal(number, lambda *_: over.set())
     sweeper = make_sweeper(settings)
     event(log, "sweeping", period_s=settings.sweep_period_s)
-    away = False
+    away, told = False, []
     while not over.is_set():
         try:
             report = sweeper.sweep_once()
@@ -145,7 +152,10 @@ def run_forever(settings: Settings) -> None:
             if away:
                 event(log, "sweeping-again")
             away = False
-            for line in report.lines() if report else []:
-                log.info("%s", line)
+            lines = report.lines() if report else []
+            for line in lines:
+                if line not in told:  # a task that stays damaged is not news in every sweep
+                    log.info("%s", line)
+            told = lines
         over.wait(settings.sweep_period_s)
     event(log, "sweeper-stopped")

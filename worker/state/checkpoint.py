@@ -38,8 +38,8 @@ def read_checkpoint(raw: Mapping[bytes, bytes], documents: Sequence[bytes]) -> C
     """Decode a stored checkpoint; raises CheckpointTooNew or CheckpointDamaged and changes nothing."""
     _check_version(raw.get(b"version"))
     try:
-        count = int(raw[b"messageCount"])
-        turns, total, seq = int(raw[b"turns"]), int(raw[b"totalTokens"]), int(raw[b"seq"])
+        count, turns = _count(raw[b"messageCount"]), _count(raw[b"turns"])
+        total, seq = _count(raw[b"totalTokens"]), _count(raw[b"seq"])
         tokens = decode(raw[b"tokensUsed"])
         pending_raw = decode(raw[b"pendingToolUse"])
     except (KeyError, ValueError) as error:
@@ -53,8 +53,8 @@ def read_checkpoint(raw: Mapping[bytes, bytes], documents: Sequence[bytes]) -> C
     pending = tool_calls(messages[-1], turns) if pending_raw is not None else ()
     if pending_raw is not None and pending_raw != pending_document(pending):
         raise CheckpointDamaged("checkpoint: pendingToolUse does not name the calls of the last message")
-    if not isinstance(tokens, dict) or min(turns, total, seq) < 0:
-        raise CheckpointDamaged("checkpoint: tokensUsed, turns, totalTokens or seq make no sense")
+    if not isinstance(tokens, dict) or not all(type(number) is int for number in tokens.values()):
+        raise CheckpointDamaged("checkpoint: tokensUsed is not a table of counters")
     return Checkpoint(
         seq=seq,
         turns=turns,
@@ -97,6 +97,8 @@ def find_broken_pairing(messages: Sequence[Message], *, open_calls: bool) -> str
         found = _result_ids(message)
         if found != expected:
             return f"message {number} answers the calls {found}, the message before it makes the calls {expected}"
+        if found and message["role"] != "user":
+            return f"message {number} answers calls and is not the user's"
         made = tool_use_ids(message)
         if made and message["role"] != "assistant":
             return f"message {number} makes tool calls and is not the assistant's"
@@ -131,10 +133,17 @@ def _blocks(message: Message) -> list[dict[str, Any]]:
 def _check_version(raw: bytes | None) -> None:
     if raw == str(VERSION).encode():
         return
-    if raw is not None and raw.isdigit() and int(raw) > VERSION:
+    if raw is not None and raw.isdigit() and len(raw) < 10 and int(raw) > VERSION:
         raise CheckpointTooNew(f"checkpoint version {int(raw)}: this worker reads version {VERSION}")
     shown = "missing" if raw is None else repr(raw.decode("utf-8", "replace"))
     raise CheckpointDamaged(f"checkpoint version {shown}: this worker reads version {VERSION}")
+
+
+def _count(raw: bytes) -> int:
+    """Digits and nothing else: int() alone would take "1_0", "+1" and " 1 " too."""
+    if not raw.isdigit():
+        raise ValueError(f"{raw[:40]!r} is not a number")
+    return int(raw)
 
 
 def _read_message(number: int, data: bytes) -> Message:
@@ -148,12 +157,13 @@ def _read_message(number: int, data: bytes) -> Message:
         and isinstance(message.get("content"), str | list)
         and bool(message["content"])
     )
-    if not good or not all(_is_sound(block) for block in _blocks(message)):
+    blocks = message["content"] if good and isinstance(message["content"], list) else []
+    if not good or not all(_is_sound(block) for block in blocks):
         raise CheckpointDamaged(f"checkpoint: message {number} is not a message")
     return dict(message)
 
 
-def _is_sound(block: dict[str, Any]) -> bool:
-    if block.get("type") != "tool_use":
-        return isinstance(block.get("type"), str)
+def _is_sound(block: Any) -> bool:
+    if not isinstance(block, dict) or block.get("type") != "tool_use":
+        return isinstance(block, dict) and isinstance(block.get("type"), str)
     return all(isinstance(block.get(key), str) for key in ("id", "name")) and isinstance(block.get("input"), dict)

@@ -29,7 +29,7 @@ def encode(value: Any) -> bytes:
         data = _encode_slowly(value)
     try:
         same = decode(data) == value
-    except (ValueError, RecursionError) as error:
+    except ValueError as error:
         raise Unstorable(f"not readable again as JSON: {error}") from None
     if not same:
         raise Unstorable("changes when it is written as JSON (NaN, a tuple, a key that is no string …)")
@@ -38,9 +38,12 @@ def encode(value: Any) -> bytes:
 
 def decode(data: bytes) -> Any:
     """The value of a stored document; raises ValueError if it is not one JSON document."""
-    if _LONG_DIGITS.search(data):
-        return json.loads(data, parse_constant=_refuse_constant)
-    return orjson.loads(data)
+    if not _LONG_DIGITS.search(data):
+        return orjson.loads(data)
+    try:
+        return json.loads(data.decode(), parse_constant=_refuse_constant)
+    except RecursionError:
+        raise ValueError("nested too deeply") from None
 
 
 def digest(value: Any) -> str:

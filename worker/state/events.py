@@ -18,7 +18,7 @@ LIFECYCLE = frozenset(
 )
 
 
-def tell(pipe: Pipeline, keys: Keys, task_id: str, kind: str, at_ms: int, **data: Any) -> None:
+def tell(pipe: Pipeline, keys: Keys, task_id: str, kind: str, at_ms: int, /, **data: Any) -> None:
     """Queue one event. `data` must be JSON; it never holds task text, tool inputs or secrets for LIFECYCLE kinds."""
     fields: dict[Any, Any] = {"type": kind, "atMs": at_ms, "data": encode(data)}
     pipe.xadd(keys.events(task_id), fields, maxlen=TASK_EVENTS_MAX, approximate=True)

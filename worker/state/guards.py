@@ -7,6 +7,7 @@
 
 from __future__ import annotations
 
+import secrets
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
@@ -59,13 +60,29 @@ class Guards:
         self, task_id: str, decide: Callable[[Standing, list[Any]], Decision[T]], *,
         watch: Sequence[str] = (), reads: Commands = (),
     ) -> T:  # fmt: skip
-        """`decide` gets where the task stands and the answers to `reads`."""
+        """`decide` gets where the task stands and the answers to `reads`. The outcome of a change whose reply was
+        lost is the same as without the loss, as long as nobody has changed the task again before the second look."""
         commands = [*standing_reads(self.keys, task_id), *reads]
         known = len(commands) - len(reads)
         own = (self.keys.task(task_id), self.keys.epoch(task_id), self.keys.control(task_id))
 
+        change = secrets.token_hex(8)
+        tried: list[Write[T]] = []
+
         def decide_on(replies: list[Any]) -> Decision[T]:
-            return decide(read_standing(replies[:known], self.clock), replies[known:])
+            at = read_standing(replies[:known], self.clock)
+            if at.change == change:
+                return Settled(tried[-1].value)
+            decision = decide(at, replies[known:])
+            if isinstance(decision, Settled):
+                return decision
+            tried.append(decision)
+
+            def queue(pipe: Pipeline) -> None:
+                pipe.hset(self.keys.task(task_id), "change", change)
+                decision.queue(pipe)
+
+            return Write(queue, decision.value)
 
         return transact(self.client, self.clock, [*own, *watch], commands, decide_on, patience_s=self.policy.patience_s)
 
@@ -76,7 +93,9 @@ class Guards:
         checkpoint, epoch = self.keys.checkpoint(holder.task_id), self.keys.epoch(holder.task_id)
         with holder.writing:
             number = holder.seq + 1
-            stamp = f"{holder.fence}:{number}"
+            # Unlike `number` never used again: after a commit whose outcome stayed unknown, the next one must not
+            # take that one's stamp for its own and believe itself stored.
+            stamp = f"{holder.fence}:{number}:{secrets.token_hex(4)}"
 
             def decide(replies: list[Any]) -> Decision[None]:
                 fence, (seq, commit), cancel, time, *rest = replies

@@ -15,12 +15,14 @@ from worker.state.lease import Holder
 from worker.state.ledger import Entry, Marker
 from worker.state.server import ServerProbe
 from worker.state.task import Task
+from worker.state.transact import error_code, patiently
 
 
 @dataclass(frozen=True)
 class Loaded:
     """`request` and `checkpoint` are None before the first `begin`. `entries` and `markers` cover the pending calls,
-    by call id. `markers_trusted`: Redis lost nothing since point A, so a missing marker proves something."""
+    by call id. `markers_trusted`: Redis lost nothing since point A, so that a missing marker proves something (with
+    nothing pending there is nothing to prove)."""
 
     task: Task
     request: dict[str, Any] | None
@@ -31,28 +33,50 @@ class Loaded:
 
 
 def load(client: redis.Redis, keys: Keys, probe: ServerProbe, holder: Holder) -> Loaded:
-    """Read the task as its holder. Raises CheckpointDamaged or CheckpointTooNew; writes nothing but `holder.seq`."""
+    """Read the task as its holder. Raises CheckpointDamaged or CheckpointTooNew, RedisUnavailable or StorageRefused;
+    writes nothing but `holder.seq`."""
+
+    def read() -> Loaded:
+        return _load(client, keys, probe, holder)
+
+    # Reading again is harmless, so a dropped connection is waited for as long as the lease lasts.
+    return patiently(read, holder.clock, patience_s=holder.lease_ttl_s, before_each=holder.check)
+
+
+def _load(client: redis.Redis, keys: Keys, probe: ServerProbe, holder: Holder) -> Loaded:
     task_id = holder.task_id
     try:
         raw_task, raw_checkpoint, documents, run_id = _fetch(client, keys, probe, task_id)
         task = Task.read(task_id, raw_task)
-        request = None if task.request is None else dict(decode(task.request))
+        request = None if task.request is None else _request(task.request)
     except redis.ResponseError as error:
-        raise CheckpointDamaged(f"a key of the task is not what it should be: {error}") from None
+        raise _damage(error, "a key of the task is not what it should be") from None
     except (ValueError, KeyError, TypeError) as error:
         raise CheckpointDamaged(f"the task's own record is not readable: {error}") from None
     if not raw_checkpoint and not documents:
         if request is not None:
             raise CheckpointDamaged("checkpoint lost: the task had begun, and nothing of its conversation is stored")
-        return Loaded(task, None, None, {}, {}, markers_trusted=False)
+        return Loaded(task, None, None, {}, {}, markers_trusted=True)
     checkpoint = read_checkpoint(raw_checkpoint, documents)
     if request is None:
         raise CheckpointDamaged("the frozen request is lost: the conversation cannot be continued as it was")
     holder.seq = checkpoint.seq
     entries, markers = _calls(client, keys, task_id, checkpoint)
     same_server = bool(checkpoint.server_run_id) and checkpoint.server_run_id == run_id
-    trusted = same_server or (bool(checkpoint.pending) and probe.loses_nothing(client))
+    trusted = not checkpoint.pending or same_server or probe.loses_nothing(client)
     return Loaded(task, request, checkpoint, entries, markers, trusted)
+
+
+def _request(raw: bytes) -> dict[str, Any]:
+    request = decode(raw)
+    if not isinstance(request, dict) or not request:
+        raise ValueError("the frozen request is not one")
+    return request
+
+
+def _damage(error: redis.ResponseError, what: str) -> Exception:
+    """Only a key of another type is damage; whatever else Redis answers says nothing about the task."""
+    return CheckpointDamaged(f"{what}: {error}") if error_code(error) == "WRONGTYPE" else error
 
 
 def _fetch(
@@ -84,5 +108,7 @@ def _calls(
             {id: Entry.load(raw) for id, raw in zip(ids, entries, strict=True) if raw is not None},
             {id: Marker.load(raw) for id, raw in zip(ids, markers, strict=True) if raw is not None},
         )
-    except (redis.ResponseError, ValueError, KeyError, TypeError) as error:
+    except redis.ResponseError as error:
+        raise _damage(error, "the ledger or a start marker is not readable") from None
+    except (ValueError, KeyError, TypeError) as error:
         raise CheckpointDamaged(f"the ledger or a start marker is not readable: {error}") from None

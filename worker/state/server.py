@@ -28,7 +28,7 @@ class ServerProbe(Protocol):
 class InfoProbe:
     """The real thing, from INFO and CONFIG GET."""
 
-    run_id_command = ("INFO", "server")
+    run_id_command: tuple[str, ...] = ("INFO", "server")
 
     def run_id(self, reply: bytes | str) -> str:
         text = reply.decode() if isinstance(reply, bytes) else str(reply)
@@ -53,7 +53,7 @@ class InfoProbe:
 class FixedProbe:
     """For servers without INFO (fakeredis): says what it was told. Shipped for tests."""
 
-    run_id_command = ("PING",)
+    run_id_command: tuple[str, ...] = ("PING",)
 
     def __init__(self, name: str = "fixed", *, durable: bool = False) -> None:
         self.name = name

@@ -6,12 +6,13 @@ from dataclasses import dataclass
 from typing import Any
 
 from worker.clock import Clock
-from worker.errors import TaskNotFound
+from worker.errors import CheckpointDamaged, TaskNotFound
 from worker.state.keys import Keys
 from worker.state.task import Status
 
 _FIELDS = (
     "status", "delivery", "queue", "attempts", "crashes", "crashesInRow", "released", "retried", "nonce", "digest",
+    "change",
 )  # fmt: skip
 
 
@@ -30,6 +31,7 @@ class Standing:
     retried: str
     nonce: str
     digest: str
+    change: str
     fence: str
     locked: bool
     cancel: str | None
@@ -54,19 +56,25 @@ def standing_reads(keys: Keys, task_id: str) -> list[tuple[str, ...]]:
 
 def read_standing(replies: list[Any], clock: Clock) -> Standing:
     (status, delivery, queue, attempts, crashes, in_row, *names), fence, locked, cancel, time = replies
-    released, retried, nonce, digest = (text(name) for name in names)
+    released, retried, nonce, digest, change = (text(name) for name in names)
+    try:
+        now = Status(text(status)) if status is not None else Status.QUEUED
+        numbers = [int(number or 0) for number in (delivery, attempts, crashes, in_row)]
+    except ValueError as error:
+        raise CheckpointDamaged(f"the task's own record is not readable: {error}") from None
     return Standing(
         exists=status is not None,
-        status=Status(text(status)) if status is not None else Status.QUEUED,
-        delivery=int(delivery or 0),
+        status=now,
+        delivery=numbers[0],
         queue=text(queue),
-        attempts=int(attempts or 0),
-        crashes=int(crashes or 0),
-        crashes_in_row=int(in_row or 0),
+        attempts=numbers[1],
+        crashes=numbers[2],
+        crashes_in_row=numbers[3],
         released=released,
         retried=retried,
         nonce=nonce,
         digest=digest,
+        change=change,
         fence=text(fence),
         locked=bool(locked),
         cancel=None if cancel is None else text(cancel),
@@ -80,10 +88,13 @@ def text(raw: bytes | None) -> str:
 
 @dataclass(frozen=True)
 class Refused:
-    """A claim that was not granted. No trouble: deliveries may be stale or doubled."""
+    """A claim that was not granted. No trouble: deliveries may be stale or doubled. `current`: it was the task's
+    latest delivery, and the task is not queued."""
 
     why: str
     status: Status | None = None
+    queue: str = ""
+    current: bool = False
 
 
 def refusal(at: Standing, delivery: int) -> Refused | None:
@@ -91,9 +102,9 @@ def refusal(at: Standing, delivery: int) -> Refused | None:
     if not at.exists:
         return Refused("no such task: it has expired or was never accepted")
     if at.delivery != delivery:
-        return Refused(f"stale delivery {delivery}, the current one is {at.delivery}", at.status)
+        return Refused(f"stale delivery {delivery}, the current one is {at.delivery}", at.status, at.queue)
     if at.status is not Status.QUEUED:
-        return Refused(f"the task is {at.status}", at.status)
+        return Refused(f"the task is {at.status}", at.status, at.queue, current=True)
     if at.locked:
-        return Refused("somebody holds the task's lock", at.status)
+        return Refused("somebody holds the task's lock", at.status, at.queue)
     return None

@@ -17,8 +17,8 @@
 Giving or taking ownership changes the epoch in the same EXEC, so a holder that slept wakes up fenced. A holder
 never watches its lock: the renewal would abort its own commit; ownership is the epoch, the lock's ttl only says
 when somebody may take it away. After a lost reply each verb reads again and recognises its own change: a commit
-by `commit` (fence and seq), a release by `released`, a claim by its token, create by its nonce, retry by its
-mark; the others find the state they wanted.
+by `commit`, a release by `released`, all others by `change`; and should somebody have changed the task again in
+between, a claim by its token, create by its nonce, retry by its mark, while the rest find nothing left to do.
 """
 
 from __future__ import annotations
@@ -31,15 +31,13 @@ from redis.client import Pipeline
 from worker.errors import StorageRefused, TaskConflict, WrongState
 from worker.state.checkpoint import VERSION, Checkpoint, Message
 from worker.state.codec import encode
-from worker.state.guards import Guards, Policy
+from worker.state.guards import Guards
 from worker.state.keys import call_field
 from worker.state.lease import Holder, epoch_number, new_token
 from worker.state.ledger import Call, Entry, Marker
 from worker.state.standing import Refused, Standing, refusal, text
-from worker.state.task import Created, NewTask, Status
-from worker.state.transact import Decision, Settled, Write, transact
-
-__all__ = ["Created", "Policy", "Refused", "Store"]
+from worker.state.task import Created, NewTask, ParkNote, Status
+from worker.state.transact import CONFLICTS_MAX, Decision, Settled, Write, transact
 
 # A dedupe key answers with its task as long as that is one of these; a task that went wrong may be asked again.
 DEDUPES = frozenset({Status.QUEUED, Status.RUNNING, Status.PARKED, Status.SUCCEEDED})
@@ -54,7 +52,7 @@ class Store(Guards):
         """Accept a task with its first RQ job, or nothing of either. The same id with the same request is the
         same task, with another request TaskConflict."""
         nonce, dedupe = secrets.token_hex(8), self.keys.dedupe(new.dedupe_key or "-")
-        while True:
+        for _ in range(CONFLICTS_MAX):
             named = text(self._get(dedupe)) if new.dedupe_key else ""
             other = self.keys.task(named or new.task_id)
 
@@ -73,6 +71,7 @@ class Store(Guards):
             created = self._change(new.task_id, decide, watch=[dedupe, other], reads=reads)
             if created is not None:
                 return created
+        raise StorageRefused(f"the dedupe key {new.dedupe_key!r} is given to other tasks all the time")
 
     def cancel(self, task_id: str, by: str) -> Status:
         """End a queued or parked task at once, ask a running one to end. Returns the status it had."""
@@ -81,7 +80,7 @@ class Store(Guards):
             at.require(task_id)
             if at.status.ended and at.status is not Status.CANCELLED:
                 raise WrongState(task_id, at.status, "cancelled")
-            if at.status is Status.CANCELLED or at.cancel is not None:
+            if at.status is Status.CANCELLED or (at.status is Status.RUNNING and at.cancel is not None):
                 return Settled(at.status)
 
             def queue(pipe: Pipeline) -> None:
@@ -154,9 +153,11 @@ class Store(Guards):
             crashes, in_row = at.crashes + 1, at.crashes_in_row + 1
             spent = in_row >= self.policy.crashes_in_row_max or crashes >= self.policy.crashes_max
             status = Status.CANCELLED if at.cancel is not None else Status.DEAD if spent else Status.QUEUED
-            return Write(
-                lambda pipe: self.writes.recovered(pipe, task_id, at, status, crashes, in_row, proof), status
-            )  # fmt: skip
+
+            def queue(pipe: Pipeline) -> None:
+                self.writes.recovered(pipe, task_id, at, status, crashes, in_row, proof)
+
+            return Write(queue, status)
 
         return self._change(task_id, decide, watch=[self.keys.lock(task_id)])
 
@@ -172,11 +173,8 @@ class Store(Guards):
             if refused := refusal(at, delivery):
                 return Settled(refused)
             fence, ttl = f"{epoch_number(at.fence) + 1}:{token}", self.policy.lease_ttl_ms
-
-            def queue(pipe: Pipeline) -> None:
-                self.writes.owned(pipe, task_id, fence, ttl, at, encode(owner))
-
-            return Write(queue, self._holder(task_id, fence, delivery, at.attempts + 1))
+            holder = self._holder(task_id, fence, delivery, at.attempts + 1)
+            return Write(lambda pipe: self.writes.owned(pipe, task_id, fence, ttl, at, encode(owner)), holder)
 
         claimed = self._change(task_id, decide, watch=[self.keys.lock(task_id)])
         if isinstance(claimed, Holder):
@@ -250,14 +248,12 @@ class Store(Guards):
 
         self._release(holder, queue, even_if_cancelled=True)
 
-    def park(self, holder: Holder, reason: str, *, wait_ms: int | None, spend_attempt: bool = True) -> None:
+    def park(self, holder: Holder, reason: str, *, wait_ms: int | None, note: ParkNote | None = None) -> None:
         """Put the task aside, without a worker; `wait_ms` None waits for a person. Not a crash."""
 
         def queue(pipe: Pipeline, at: Standing) -> None:
             wake_at = None if wait_ms is None else at.now_ms + wait_ms
-            pipe.hincrby(self.keys.task(holder.task_id), "parks", 1)
-            if not spend_attempt:
-                pipe.hincrby(self.keys.task(holder.task_id), "attempts", -1)
+            self.writes.noted_park(pipe, holder.task_id, note or ParkNote())
             self.writes.park(pipe, holder.task_id, wake_at, at.now_ms, "parked", reason=reason)
 
         self._release(holder, queue, even_if_cancelled=False)
@@ -268,9 +264,8 @@ class Store(Guards):
         def queue(pipe: Pipeline, at: Standing) -> None:
             number = at.delivery + 1
             pipe.hincrby(self.keys.task(holder.task_id), "handOvers", 1)
-            self.writes.queue(
-                pipe, holder.task_id, number, at.queue, at.now_ms, "handed-over", at_front=True, reason=reason
-            )
+            how: dict[str, Any] = {"at_front": True, "why": reason}
+            self.writes.queue(pipe, holder.task_id, number, at.queue, at.now_ms, "handed-over", **how)
 
         self._release(holder, queue, even_if_cancelled=False)
 
@@ -295,7 +290,8 @@ class Store(Guards):
             return Write(queue, None)
 
         reads = [("GET", epoch), ("HGET", self.keys.control(holder.task_id), "cancel"), ("EXISTS", lock), ("TIME",)]
-        transact(self.client, self.clock, [epoch], reads, decide, patience_s=0, before_each=holder.check)
+        # The lock is watched here, and only here: one that lapses before the EXEC must be set, not prolonged.
+        transact(self.client, self.clock, [epoch, lock], reads, decide, patience_s=0, before_each=holder.check)
         holder.confirm(sent_at)
 
     def _holder(self, task_id: str, fence: str, delivery: int, attempt: int) -> Holder:

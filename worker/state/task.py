@@ -81,6 +81,15 @@ class Created:
 
 
 @dataclass(frozen=True)
+class ParkNote:
+    """How often in a row the task was parked after `turns` turns, for longer and longer waits."""
+
+    streak: int = 0
+    turns: int = -1
+    spends_attempt: bool = True
+
+
+@dataclass(frozen=True)
 class Task:
     """One task's hash, decoded. Times are ms since 1970 of the Redis server's clock; None = not yet."""
 
@@ -100,6 +109,7 @@ class Task:
     crashes_in_row: int
     hand_overs: int
     parks: int
+    parked: ParkNote
     owner: dict[str, Any]
     reason: str
     result: str
@@ -143,6 +153,7 @@ class Task:
             crashes_in_row=number("crashesInRow"),
             hand_overs=number("handOvers"),
             parks=number("parks"),
+            parked=ParkNote(number("parkStreak"), number("parkedAtTurns") if raw.get(b"parkedAtTurns") else -1),
             owner=decode(raw.get(b"owner") or b"{}"),
             reason=text("reason"),
             result=text("result"),

@@ -24,7 +24,12 @@ from worker.errors import RedisUnavailable, StorageRefused
 T = TypeVar("T")
 
 # Refusals that end by themselves or by an operator's hand; the first word of the server's answer.
-_PASSING = ("OOM", "MISCONF", "READONLY", "LOADING", "MASTERDOWN", "NOREPLICAS", "BUSY", "TRYAGAIN", "CLUSTERDOWN")
+_PASSING = frozenset(
+    {"OOM", "MISCONF", "READONLY", "LOADING", "MASTERDOWN", "NOREPLICAS", "BUSY", "TRYAGAIN", "CLUSTERDOWN"}
+)
+
+# Each conflict means that somebody else got on, so this many in a row is trouble, not bad luck.
+CONFLICTS_MAX = 100
 
 
 @dataclass(frozen=True)
@@ -76,35 +81,54 @@ def transact(
     patience_s: float,
     before_each: Callable[[], None] = lambda: None,
 ) -> T:
-    """Apply one change and return its outcome.
+    """Apply one change and return its outcome; see `patiently`. Whatever `decide` raises passes through."""
+    return patiently(
+        lambda: _once(client, watch, reads, decide), clock, patience_s=patience_s, before_each=before_each
+    )  # fmt: skip
+
+
+def patiently(
+    attempt: Callable[[], T], clock: Clock, *, patience_s: float, before_each: Callable[[], None] = lambda: None
+) -> T:
+    """The outcome of `attempt`, which may be run any number of times.
 
     `before_each` runs before every try and may raise to give up. Raises RedisUnavailable when there was no
-    answer for `patience_s` seconds, StorageRefused when Redis answered and would not store; whatever `decide`
-    raises passes through.
+    answer for `patience_s` seconds, StorageRefused when Redis answered and would not do it. An EXEC whose reply
+    was lost is always looked after once more, however little patience is left.
     """
     give_up_at = clock.monotonic() + patience_s
-    pause = 0.005
+    pause, conflicts, lost = 0.005, 0, 0
     while True:
         before_each()
-        failure: Exception
+        failure: BaseException
         try:
-            return _once(client, watch, reads, decide)
-        except redis.WatchError:
-            continue  # somebody changed it, or it was our own change with a lost reply: `decide` will see
+            return attempt()
+        except redis.WatchError as error:
+            # Somebody changed it; or the connection broke in EXEC, which redis-py reports in the same way (M3).
+            cause = error.__context__
+            if isinstance(cause, redis.ConnectionError | redis.TimeoutError):
+                failure, lost = cause, lost + 1
+            else:
+                failure, conflicts = error, conflicts + 1
+            again = lost == 1 if failure is cause else conflicts < CONFLICTS_MAX
         except redis.AuthenticationError as error:
             raise RedisUnavailable(f"Redis refuses our credentials: {error}") from error
-        except (redis.ConnectionError, redis.TimeoutError) as error:
-            failure = error
-        except redis.ResponseError as error:
-            if not _will_pass(error):
-                raise StorageRefused(f"Redis refused to store: {error}") from error
-            failure = error
-        if clock.monotonic() >= give_up_at:
-            if isinstance(failure, redis.ResponseError):
-                raise StorageRefused(f"Redis refuses to store: {failure}") from failure
-            raise RedisUnavailable(f"no answer from Redis: {failure}") from failure
+        except (redis.ConnectionError, redis.TimeoutError, redis.ResponseError) as error:
+            if isinstance(error, redis.ResponseError) and error_code(error) not in _PASSING:
+                raise StorageRefused(f"Redis refused: {error}") from error
+            failure, again = error, False
+        if not again and clock.monotonic() >= give_up_at:
+            raise _gave_up(failure) from failure
         clock.sleep(pause * (0.5 + random.random()))
-        pause = min(pause * 2, 1.0)
+        pause = min(pause * 2, 0.05 if again else 1.0)
+
+
+def _gave_up(failure: BaseException) -> RedisUnavailable | StorageRefused:
+    if isinstance(failure, redis.ResponseError):
+        return StorageRefused(f"Redis refuses to store: {failure}")
+    if isinstance(failure, redis.WatchError):
+        return StorageRefused(f"others changed the same task {CONFLICTS_MAX} times while we tried to")
+    return RedisUnavailable(f"no answer from Redis: {failure}")
 
 
 def _once(client: redis.Redis, watch: Sequence[str], reads: Sequence[Sequence[str]], decide: Decide[T]) -> T:
@@ -132,10 +156,9 @@ def _read(pipe: Pipeline, reads: Sequence[Sequence[str]]) -> list[Any]:
         raise
 
 
-def _will_pass(error: redis.ResponseError) -> bool:
-    if isinstance(error, redis.exceptions.OutOfMemoryError | redis.ReadOnlyError | redis.BusyLoadingError):
-        return True
-    text = str(error)
+def error_code(error: redis.ResponseError) -> str:
+    """The first word of the server's answer; redis-py cuts it off for the classes of error it knows."""
+    if error.status_code:
+        return str(error.status_code)
     # redis-py puts "Command # 3 (SET …) of pipeline caused error: " in front of what a queued command was told.
-    cause = text.rpartition("caused error: ")[2]
-    return cause.startswith(_PASSING)
+    return str(error).rpartition("caused error: ")[2].partition(" ")[0]

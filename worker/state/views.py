@@ -52,6 +52,7 @@ class Running:
     task_id: str
     fence: str
     locked: bool
+    deadline_ms: float
     owner: dict[str, Any]
 
 
@@ -59,7 +60,7 @@ class Views:
     """Queries over one Redis client."""
 
     def __init__(self, client: redis.Redis, keys: Keys, clock: Clock | None = None) -> None:
-        self.client = client
+        self.client: Any = client  # redis-py types every answer as bytes or str; ours are bytes
         self.keys = keys
         self.clock = clock or SystemClock()
 
@@ -123,7 +124,7 @@ class Views:
         return found[0]
 
     def events(self, task_id: str, after: str = "0", *, block_ms: int | None = None, limit: int = 500) -> list[Event]:
-        """Events after a cursor; waits up to `block_ms` for the first one. Keep `block_ms` below the client's timeout."""
+        """Events after a cursor; waits up to `block_ms`, which must be below the client's timeout."""
         reply: Any = self.client.xread({self.keys.events(task_id): after}, count=limit, block=block_ms)
         streams = reply.values() if isinstance(reply, dict) else [entries for _, entries in reply or []]
         return [self._event(cursor, fields) for entries in streams for cursor, fields in _flat(entries)]
@@ -131,9 +132,12 @@ class Views:
     # -- for the sweeper: small keys only, in batches ------------------------------------------------------
 
     def running(self, batch: int = 500) -> Iterator[Running]:
-        """Every running task, with what proves or disproves that its holder is alive."""
+        """Every running task, with what proves or disproves that its holder is alive. What cannot be read is
+        left empty: the verb that acts on the task will say what is wrong with it."""
         for start in range(0, self.client.zcard(self.keys.index("running")), batch):
-            ids = [text(m) for m in self.client.zrange(self.keys.index("running"), start, start + batch - 1)]
+            end = start + batch - 1
+            members = self.client.zrange(self.keys.index("running"), start, end, withscores=True)
+            ids = [text(member) for member, _ in members]
             with self.client.pipeline(transaction=False) as pipe:
                 for task_id in ids:
                     pipe.get(self.keys.epoch(task_id))
@@ -141,22 +145,19 @@ class Views:
                     pipe.hget(self.keys.task(task_id), "owner")
                 replies = pipe.execute(raise_on_error=False)
             for number, task_id in enumerate(ids):
-                fence, locked, owner = replies[3 * number : 3 * number + 3]
-                if not any(isinstance(reply, Exception) for reply in (fence, locked, owner)):
-                    yield Running(task_id, text(fence), bool(locked), _document(owner))
+                answers = replies[3 * number : 3 * number + 3]
+                fence, locked, owner = (None if isinstance(reply, Exception) else reply for reply in answers)
+                yield Running(task_id, text(fence), bool(locked), members[number][1], _document(owner))
 
     def queued(self, limit: int) -> list[tuple[str, int, str]]:
-        """(task id, delivery, queue) of the tasks that wait longest."""
+        """(task id, delivery, queue) of the tasks that wait longest; delivery 0 where it cannot be read."""
         ids = [text(m) for m in self.client.zrange(self.keys.index("queued"), 0, limit - 1)]
         with self.client.pipeline(transaction=False) as pipe:
             for task_id in ids:
                 pipe.hmget(self.keys.task(task_id), "delivery", "queue")
             replies = pipe.execute(raise_on_error=False)
-        return [
-            (task_id, int(reply[0]), text(reply[1]))
-            for task_id, reply in zip(ids, replies, strict=True)
-            if not isinstance(reply, Exception) and reply[0] is not None
-        ]
+        found = [(None, None) if isinstance(reply, Exception) else reply for reply in replies]
+        return [(task_id, _number(reply[0]), text(reply[1])) for task_id, reply in zip(ids, found, strict=True)]
 
     def due(self, name: str, until_ms: float, limit: int) -> list[str]:
         """Members of an index whose time has come."""
@@ -189,7 +190,7 @@ class Views:
                     score,
                     text(reason),
                     text(excerpt),
-                )  # fmt: skip
+                )
             )
         return rows
 

@@ -13,7 +13,7 @@ from worker.state.codec import encode
 from worker.state.keys import INDEXES, Keys
 from worker.state.lease import epoch_number
 from worker.state.standing import Standing
-from worker.state.task import NewTask, Status
+from worker.state.task import NewTask, ParkNote, Status
 
 
 class Dispatcher(Protocol):
@@ -22,6 +22,7 @@ class Dispatcher(Protocol):
     def push(self, pipe: Pipeline, task_id: str, delivery: int, queue: str, *, at_front: bool = False) -> None: ...
     def drop(self, pipe: Pipeline, task_id: str, delivery: int, queue: str) -> None: ...
     def retire(self, pipe: Pipeline, task_id: str, delivery: int) -> None: ...
+    def requeued_by_hand(self, task_id: str, delivery: int, queue: str) -> bool: ...
 
 
 @dataclass(frozen=True)
@@ -32,7 +33,7 @@ class Writes:
     dispatcher: Dispatcher
     retention_s: int
 
-    def tell(self, pipe: Pipeline, task_id: str, kind: str, now: int, **data: Any) -> None:
+    def tell(self, pipe: Pipeline, task_id: str, kind: str, now: int, /, **data: Any) -> None:
         events.tell(pipe, self.keys, task_id, kind, now, **data)
 
     def queue(
@@ -40,7 +41,7 @@ class Writes:
         *, at_front: bool = False, reason: str = "", **data: Any,
     ) -> None:  # fmt: skip
         """Status queued, with a fresh RQ job: RQ keeps old ttls on a job id that is used again."""
-        self.move(pipe, task_id, Status.QUEUED, now, now, delivery=delivery, reason=reason)
+        self.move(pipe, task_id, Status.QUEUED, now, now, delivery=delivery, reason=reason, wakeAtMs="")
         self.dispatcher.push(pipe, task_id, delivery, queue, at_front=at_front)
         self.tell(pipe, task_id, kind, now, delivery=delivery, **data)
 
@@ -51,6 +52,13 @@ class Writes:
         score = float("inf") if wake_at is None else wake_at
         self.move(pipe, task_id, Status.PARKED, score, now, reason=reason, wakeAtMs=wake_at or "")
         self.tell(pipe, task_id, kind, now, reason=reason, wakeAtMs=wake_at, **data)
+
+    def noted_park(self, pipe: Pipeline, task_id: str, note: ParkNote) -> None:
+        task = self.keys.task(task_id)
+        pipe.hincrby(task, "parks", 1)
+        if not note.spends_attempt:
+            pipe.hincrby(task, "attempts", -1)
+        pipe.hset(task, mapping={"parkStreak": note.streak, "parkedAtTurns": note.turns})
 
     def end(
         self, pipe: Pipeline, task_id: str, status: Status, now: int,
