@@ -1,0 +1,69 @@
+"""Redis and its troubles, in words: which server, what is wrong, what to do. Passwords are never part of it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import redis
+
+from worker.errors import BatonError, InvalidSettings, RedisUnavailable, StorageRefused
+from worker.settings import Settings
+from worker.state.transact import connect
+
+# What passes by itself when one waits. Wrong credentials do not, although redis-py files them under ConnectionError.
+AWAY = (redis.ConnectionError, redis.TimeoutError)
+
+
+def connect_to(settings: Settings) -> redis.Redis:
+    """A client for the server of the settings; opens no connection yet. Raises InvalidSettings."""
+    try:
+        return connect(settings.redis_url)
+    except ValueError:  # its text may hold a part of a password that was not %-encoded
+        raise InvalidSettings(
+            "BATON_REDIS_URL: expected redis://[user:password@]host:port/db, rediss://… or unix:///path?db=0, with "
+            "special characters in a password written as %xx"
+        ) from None
+
+
+def shown_url(url: str) -> str:
+    """`url` for eyes: without user, password and query (which may hold a password, too)."""
+    scheme, separator, rest = url.partition("://")
+    if not separator:
+        return "BATON_REDIS_URL"
+    who, at, where = rest.rpartition("@")
+    return f"{scheme}://{'***@' if at and who else ''}{where.partition('?')[0]}"
+
+
+def in_words(error: Exception, url: str) -> BatonError:
+    """What happened between us and Redis, as an error for a person. Takes redis-py's errors and those of
+    `worker.state.transact`, whose cause says more than they do."""
+    cause = error.__cause__ if isinstance(error, RedisUnavailable) else error
+    where = shown_url(url)
+    match cause:
+        case redis.AuthenticationError():
+            return RedisUnavailable(
+                f"Redis at {where} refuses our credentials ({cause}); they belong in BATON_REDIS_URL"
+            )
+        case redis.BusyLoadingError():
+            return RedisUnavailable(f"Redis at {where} is still loading its data; try again in a moment")
+        case redis.TimeoutError():
+            return RedisUnavailable(f"Redis at {where} does not answer in time")
+        case redis.ConnectionError():
+            return RedisUnavailable(f"no Redis at {where}. Start one with `baton up`, or set BATON_REDIS_URL ({cause})")
+        case redis.RedisError():
+            return StorageRefused(f"Redis at {where} refuses: {cause}")
+        case _:
+            return error if isinstance(error, BatonError) else BatonError(str(error))
+
+
+@contextmanager
+def our_words(url: str) -> Iterator[None]:
+    """Redis's troubles inside become errors for a person."""
+    try:
+        yield
+    except (redis.RedisError, RedisUnavailable) as error:
+        worded = in_words(error, url)
+        if worded is error:  # was put into words further down
+            raise
+        raise worded from error

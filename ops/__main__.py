@@ -1,0 +1,5 @@
+"""`python -m ops` is `baton`."""
+
+from ops.cli import main
+
+main()

@@ -1,0 +1,80 @@
+"""`baton follow`, `cancel` and `retry`: one task, by its id."""
+
+from __future__ import annotations
+
+import getpass
+import sys
+
+import click
+
+from enqueue.live import exit_code, print_answer, watch
+from enqueue.trouble import our_words
+from ops.reach import reach
+from worker.errors import RedisUnavailable, WrongState
+from worker.state.task import Status
+
+
+@click.command("follow")
+@click.argument("id")
+def follow(id: str) -> int:
+    """Watch task ID until it ends, then print its answer.
+
+    Exit code 0 if it succeeded, 1 if not. Ctrl-C stops the watching, not the task.
+    """
+    reached = reach()
+    task_id = reached.find(id)
+    try:
+        with our_words(reached.settings.redis_url):
+            task = watch(reached.views, task_id, sys.stdout)
+    except KeyboardInterrupt:
+        raise KeyboardInterrupt(f"interrupted; task {task_id} goes on (`baton cancel {task_id}` ends it)") from None
+    except RedisUnavailable as error:
+        raise RedisUnavailable(f"{error}; task {task_id} goes on when Redis is back") from error
+    if task.result:
+        click.echo()
+    print_answer(task, sys.stdout)
+    return exit_code(task)
+
+
+@click.command("cancel")
+@click.argument("id")
+@click.option("--by", metavar="NAME", help="Who wants it; shown as the reason.  [default: your user name]")
+def cancel(id: str, by: str | None) -> None:
+    """End task ID: at once if nobody runs it, else at its next step."""
+    reached = reach()
+    task_id = reached.find(id)
+    status = reached.store.cancel(task_id, _by(by, "cancelled"))
+    match status:
+        case Status.RUNNING:
+            click.echo(f"{task_id}: asked to stop; its worker stops at the next step")
+        case Status.CANCELLED:
+            click.echo(f"{task_id}: was cancelled before")
+        case _:
+            click.echo(f"{task_id}: cancelled; it was {status.value}")
+
+
+@click.command("retry")
+@click.argument("id")
+@click.option("--max-turns", type=click.IntRange(1, 100_000), metavar="N", help="Allow it N turns in all.")
+def retry(id: str, max_turns: int | None) -> None:
+    """Queue task ID again: a failed, dead or cancelled one from where it stopped, a parked one now."""
+    reached = reach()
+    task_id = reached.find(id)
+    if reached.views.status(task_id) is Status.PARKED:
+        if max_turns is not None:
+            raise click.UsageError("--max-turns is for tasks that ended; this one is parked and is woken as it is")
+        if not reached.store.wake(task_id):
+            raise WrongState(task_id, reached.views.status(task_id).value, "woken")
+        click.echo(f"{task_id}: woken and queued")
+        return
+    delivery = reached.store.retry(task_id, _by(None, "retried"), turns_max=max_turns)
+    click.echo(f"{task_id}: queued again (delivery {delivery})")
+
+
+def _by(name: str | None, did: str) -> str:
+    if name:
+        return name
+    try:
+        return f"{did} by {getpass.getuser()}"
+    except (KeyError, OSError):  # a container's user without a name
+        return f"{did} from the command line"
