@@ -13,7 +13,7 @@ from redis.client import Pipeline
 from enqueue.follow import follow
 from enqueue.ids import checked_id
 from enqueue.request import new_task
-from enqueue.trouble import connect_to, in_words, our_words
+from enqueue.trouble import in_words, our_words
 from worker.clock import SystemClock
 from worker.dispatch import open_store
 from worker.errors import InvalidInput, RedisUnavailable, StorageRefused
@@ -21,6 +21,7 @@ from worker.settings import Settings
 from worker.settings import settings as settings_of_process
 from worker.state.store import Store
 from worker.state.task import Created, NewTask, Status, Task
+from worker.state.transact import connect
 from worker.state.views import Event, Views
 from worker.state.writes import Writes
 
@@ -134,7 +135,7 @@ def _store(settings: Settings, client: redis.Redis | None) -> Store:
 
 @lru_cache(maxsize=8)
 def _client(settings: Settings) -> redis.Redis:
-    return connect_to(settings)
+    return connect(settings.redis_url)
 
 
 def _accepted(store: Store, new: NewTask, url: str) -> Created:

@@ -139,7 +139,7 @@ def _status(handle: TaskHandle, delay_s: float) -> str:
 
 def _stay(handle: TaskHandle, *, follow: bool, as_json: bool) -> int:
     """Until the task has ended; the exit code says how."""
-    from enqueue.live import print_answer, wait, watch
+    from enqueue.live import exit_code, print_answer, wait, watch
     from enqueue.show import ending
     from enqueue.trouble import our_words
 
@@ -152,7 +152,7 @@ def _stay(handle: TaskHandle, *, follow: bool, as_json: bool) -> int:
         raise KeyboardInterrupt(_goes_on(handle, "interrupted")) from None
     except RedisUnavailable as error:
         raise RedisUnavailable(_goes_on(handle, str(error))) from error
-    code = 0 if task.status.value == "succeeded" else FAILED
+    code = exit_code(task)
     if as_json:
         document = {**_ended(task, progress), "existed": handle.existed, "exitCode": code}
         return _print(handle, lambda: print_json(document), code)

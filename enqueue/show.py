@@ -119,6 +119,8 @@ class Narrator:
 def ending(status: str, reason: str) -> str:
     """The end of a task in a line: its status, and why unless that goes without saying."""
     why = one_line(reason, 400)
+    if status == "cancelled":
+        return f"cancelled by {why or 'somebody'}"
     return f"{status}: {why}" if why and why != "end_turn" else status
 
 

@@ -7,32 +7,11 @@ from contextlib import contextmanager
 
 import redis
 
-from worker.errors import BatonError, InvalidSettings, RedisUnavailable, StorageRefused
-from worker.settings import Settings
-from worker.state.transact import connect
+from worker.errors import BatonError, RedisUnavailable, StorageRefused
+from worker.state.transact import shown_url
 
 # What passes by itself when one waits. Wrong credentials do not, although redis-py files them under ConnectionError.
 AWAY = (redis.ConnectionError, redis.TimeoutError)
-
-
-def connect_to(settings: Settings) -> redis.Redis:
-    """A client for the server of the settings; opens no connection yet. Raises InvalidSettings."""
-    try:
-        return connect(settings.redis_url)
-    except ValueError:  # its text may hold a part of a password that was not %-encoded
-        raise InvalidSettings(
-            "BATON_REDIS_URL: expected redis://[user:password@]host:port/db, rediss://… or unix:///path?db=0, with "
-            "special characters in a password written as %xx"
-        ) from None
-
-
-def shown_url(url: str) -> str:
-    """`url` for eyes: without user, password and query (which may hold a password, too)."""
-    scheme, separator, rest = url.partition("://")
-    if not separator:
-        return "BATON_REDIS_URL"
-    who, at, where = rest.rpartition("@")
-    return f"{scheme}://{'***@' if at and who else ''}{where.partition('?')[0]}"
 
 
 def in_words(error: Exception, url: str) -> BatonError:

@@ -28,6 +28,7 @@ COMMANDS = {
     "up": ("ops.up", "up", "Run a local fleet in this terminal: Redis, workers, sweeper, dashboard."),
     "demo": ("ops.demo", "demo", "Kill a worker in the middle of a task, and watch the task finish."),
     "scripted-model": ("ops.scripted_model", "command", "Play a script as a model, over HTTP."),
+    "settings": ("ops.show_settings", "settings", "Print every setting, its value here, and what it means."),
     "version": ("ops.status", "version", "Print the version."),
 }
 

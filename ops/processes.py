@@ -12,7 +12,6 @@ import time
 from collections.abc import Callable
 from contextlib import closing
 from pathlib import Path
-from urllib.parse import urlsplit
 
 import redis
 from redis.backoff import NoBackoff
@@ -35,14 +34,6 @@ def answers(url: str, timeout: float = 1.0) -> bool:
             return bool(asking.ping())
     except (redis.RedisError, OSError, ValueError):
         return False
-
-
-def redacted(url: str) -> str:
-    """The URL without its password, for eyes and logs."""
-    parts = urlsplit(url)
-    if parts.password is None:
-        return url
-    return parts._replace(netloc=f"{parts.username or ''}:***@{parts.netloc.rpartition('@')[2]}").geturl()
 
 
 def wait_until(predicate: Callable[[], bool], timeout_s: float, poll_s: float = POLL_S) -> bool:

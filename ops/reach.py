@@ -5,7 +5,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from enqueue.ids import checked_id
-from enqueue.trouble import connect_to
 from worker.dispatch import open_store
 from worker.settings import Settings, load_settings
 from worker.state.store import Store
@@ -28,5 +27,5 @@ class Reach:
 def reach() -> Reach:
     """As the settings say."""
     settings = load_settings()
-    store = open_store(settings, connect_to(settings))
+    store = open_store(settings)
     return Reach(settings, store, Views(store.client, store.keys, store.clock))

@@ -8,8 +8,8 @@ What a turn says may depend on what the model was told. Strings of the script (n
     results       tool name -> text of that tool's latest result; results["items"] where a name is a dict's method
     results_all   every result in order: {name, text, is_error}
 
-with Jinja2's filters and `from_json`, rendered in a sandbox, undefined names being errors. A string that is one expression and nothing else gives
-the expression's own value: "{{ results.count_words | int }}" is a number.
+with Jinja2's filters and `from_json`, rendered in a sandbox, undefined names being errors. A string that is one
+expression and nothing else gives the expression's own value: "{{ results.count_words | int }}" is a number.
 """
 
 from __future__ import annotations

@@ -10,9 +10,10 @@ from pydantic import SecretStr
 from pydantic_core import PydanticUndefined
 from rich.console import Console
 from rich.table import Table
+from rich.text import Text
 
 from worker.settings import PREFIX, Settings, load_settings
-from worker.state.transact import safe_url
+from worker.state.transact import shown_url
 
 
 @click.command()
@@ -31,7 +32,7 @@ def settings(as_json: bool, markdown: bool) -> None:
         return
     table = Table("variable", "value", "meaning", box=None, pad_edge=False)
     for name, value, default, about in rows:
-        table.add_row(name, value if value == default else f"[bold]{value}[/bold]", about)
+        table.add_row(name, Text(value, style="" if value == default else "bold"), about)
     Console().print(table)
 
 
@@ -57,4 +58,4 @@ def _shown(value: Any) -> str:
         return "***" if value.get_secret_value() else ""
     if isinstance(value, bool):
         return str(value).lower()
-    return safe_url(str(value)) if "://" in str(value) else str(value)
+    return shown_url(str(value)) if "://" in str(value) else str(value)

@@ -38,12 +38,12 @@ def follow(id: str) -> int:
 
 @click.command("cancel")
 @click.argument("id")
-@click.option("--by", metavar="NAME", help="Who wants it; shown as the reason.  [default: your user name]")
+@click.option("--by", metavar="NAME", help="Who wants it.  [default: your user name]")
 def cancel(id: str, by: str | None) -> None:
     """End task ID: at once if nobody runs it, else at its next step."""
     reached = reach()
     task_id = reached.find(id)
-    status = reached.store.cancel(task_id, _by(by, "cancelled"))
+    status = reached.store.cancel(task_id, by or user())
     match status:
         case Status.RUNNING:
             click.echo(f"{task_id}: asked to stop; its worker stops at the next step")
@@ -56,25 +56,29 @@ def cancel(id: str, by: str | None) -> None:
 @click.command("retry")
 @click.argument("id")
 @click.option("--max-turns", type=click.IntRange(1, 100_000), metavar="N", help="Allow it N turns in all.")
-def retry(id: str, max_turns: int | None) -> None:
-    """Queue task ID again: a failed, dead or cancelled one from where it stopped, a parked one now."""
+@click.option("--max-tokens-total", type=click.IntRange(1), metavar="N", help="Allow it N tokens in all.")
+def retry(id: str, max_turns: int | None, max_tokens_total: int | None) -> None:
+    """Queue task ID again: a failed, dead or cancelled one from where it stopped, a parked one now.
+
+    A task that reached a limit reaches it again at once, unless it is allowed more.
+    """
     reached = reach()
     task_id = reached.find(id)
-    if reached.views.status(task_id) is Status.PARKED:
-        if max_turns is not None:
-            raise click.UsageError("--max-turns is for tasks that ended; this one is parked and is woken as it is")
+    parked = reached.views.status(task_id) is Status.PARKED
+    if parked:
+        if max_turns is not None or max_tokens_total is not None:
+            raise click.UsageError("limits are for tasks that ended; this one is parked and is woken as it is")
         if not reached.store.wake(task_id):
             raise WrongState(task_id, reached.views.status(task_id).value, "woken")
         click.echo(f"{task_id}: woken and queued")
         return
-    delivery = reached.store.retry(task_id, _by(None, "retried"), turns_max=max_turns)
+    delivery = reached.store.retry(task_id, user(), turns_max=max_turns, tokens_max=max_tokens_total)
     click.echo(f"{task_id}: queued again (delivery {delivery})")
 
 
-def _by(name: str | None, did: str) -> str:
-    if name:
-        return name
+def user() -> str:
+    """Who gives the command."""
     try:
-        return f"{did} by {getpass.getuser()}"
+        return getpass.getuser()
     except (KeyError, OSError):  # a container's user without a name
-        return f"{did} from the command line"
+        return "the command line"

@@ -6,7 +6,7 @@ import click
 
 from enqueue.command import print_json
 from enqueue.plain import plain
-from ops.tables import print_table
+from ops.tables import print_fields
 
 
 @click.command("sweep")
@@ -20,13 +20,13 @@ def sweep(once: bool, as_json: bool) -> None:
     """
     if as_json and not once:
         raise click.UsageError("--json needs --once")
-    from enqueue.trouble import connect_to
     from worker.log import show_events
     from worker.settings import load_settings
+    from worker.state.transact import connect
     from worker.sweeper import make_sweeper, run_forever
 
     settings = load_settings()
-    connect_to(settings)  # a wrong URL is a wrong setting, not an outage to wait for
+    connect(settings.redis_url)  # a wrong URL is a wrong setting, not an outage to wait for
     show_events()
     if not once:
         run_forever(settings)
@@ -50,7 +50,7 @@ def crash_points() -> None:
     """
     from worker.crashpoints import POINTS
 
-    print_table(("LABEL", "MEANING"), list(POINTS.items()), empty="")
+    print_fields(POINTS)
     click.echo(
         "\nCRASH_AFTER=after-effect-write:3 rq worker agents     (dies at the third passing, exit 137)", err=True
     )

@@ -6,7 +6,7 @@ Cells may hold anything a model or a task's author wrote; they are cleaned here,
 from __future__ import annotations
 
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import click
 
@@ -26,7 +26,7 @@ def print_table(headings: Sequence[str], rows: Sequence[Sequence[object]], *, em
         _align(headings, cells)
 
 
-def print_fields(fields: dict[str, object]) -> None:
+def print_fields(fields: Mapping[str, object]) -> None:
     """`name  value` lines; what is None or empty is left out."""
     shown = {name: str(value) for name, value in fields.items() if value not in (None, "", ())}
     width = max(map(len, shown), default=0)
@@ -41,15 +41,19 @@ def _draw(headings: Sequence[str], cells: Sequence[Sequence[str]]) -> None:
     from rich.text import Text
 
     table = Table(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False)
-    for number, heading in enumerate(headings):
-        last = number == len(headings) - 1
-        table.add_column(heading, no_wrap=True, overflow="ellipsis" if last else "fold", ratio=1 if last else None)
+    for heading, width in zip(headings[:-1], _widths(headings, cells)[:-1], strict=True):
+        table.add_column(heading, no_wrap=True, width=width)
+    table.add_column(headings[-1])  # the only one that may wrap gives way; its texts are cut instead
     for row in cells:
-        table.add_row(*map(Text, row))
+        table.add_row(*map(Text, row[:-1]), Text(row[-1], no_wrap=True, overflow="ellipsis"))
     Console(markup=False, highlight=False, emoji=False).print(table)
 
 
 def _align(headings: Sequence[str], cells: Sequence[Sequence[str]]) -> None:
-    widths = [max(map(len, column)) for column in zip(headings, *cells, strict=True)]
+    widths = _widths(headings, cells)
     for row in (headings, *cells):
         click.echo("  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip())
+
+
+def _widths(headings: Sequence[str], cells: Sequence[Sequence[str]]) -> list[int]:
+    return [max(map(len, column)) for column in zip(headings, *cells, strict=True)]

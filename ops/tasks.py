@@ -13,7 +13,6 @@ from enqueue.command import print_json
 from enqueue.plain import duration, plain
 from ops.reach import reach
 from ops.tables import print_fields, print_table
-from worker.errors import CheckpointDamaged
 from worker.state.task import Status, Task
 from worker.state.views import LIST_MAX, Row
 
@@ -36,13 +35,13 @@ def tasks(statuses: tuple[str, ...], limit: int, as_json: bool) -> None:
     indexes = list(dict.fromkeys(status.listed_in for status in wanted))
     # The index of ended tasks holds four statuses: look at as many as we may, then keep those that were asked for.
     rows = views.rows(indexes, LIST_MAX if statuses else limit)
-    rows = [row for row in rows if row.status in wanted][:limit]
+    if statuses:
+        rows = [row for row in rows if row.status in wanted][:limit]
     if as_json:
         print_json([_row_document(row) for row in rows])
         return
     now = views.now_ms()
-    headings = ("ID", "STATUS", "AGE", "TURNS", "TOKENS", "CRASHES", "QUEUE", "TEXT")
-    print_table(headings, [_line(row, now) for row in rows], empty="no tasks")
+    print_table(("ID", "STATUS", "AGE", "TURNS", "TEXT"), [_line(row, now) for row in rows], empty="no tasks")
 
 
 @click.command("show")
@@ -52,10 +51,7 @@ def show(id: str, as_json: bool) -> None:
     """Show task ID: what was asked, where it stands, its result."""
     reached = reach()
     task_id = reached.find(id)
-    try:
-        task = reached.views.task(task_id)
-    except (ValueError, KeyError) as error:
-        raise CheckpointDamaged(f"the record of task {task_id} is not readable: {error}") from error
+    task = reached.views.task(task_id)
     progress = reached.views.progress(task_id)
     if as_json:
         print_json(document(task, progress))
@@ -71,12 +67,12 @@ def document(task: Task, progress: dict[str, Any]) -> dict[str, Any]:
 
 def _row_document(row: Row) -> dict[str, Any]:
     score = row.score_ms if math.isfinite(row.score_ms) else None  # parked until a person decides; no JSON for that
-    return {**asdict(row), "status": row.status.value, "score_ms": score}
+    return {**asdict(row), "score_ms": score}
 
 
 def _line(row: Row, now_ms: int) -> tuple[object, ...]:
     age = duration((now_ms - row.created_at_ms) / 1000)
-    return row.task_id, row.status, age, row.turns, row.total_tokens, row.crashes, row.queue, row.excerpt
+    return row.task_id, row.status, age, row.turns, row.excerpt
 
 
 def _print(task: Task, progress: dict[str, Any], now: int) -> None:

@@ -40,7 +40,6 @@ from ops.processes import (
     free_port,
     lock_is_free,
     port_is_free,
-    redacted,
     tail,
     try_lock,
     wait_until,
@@ -49,6 +48,7 @@ from ops.valkey import recorded
 from ops.valkey_place import checked_socket, place_of
 from worker.errors import BatonError, RedisUnavailable
 from worker.settings import Settings, load_settings
+from worker.state.transact import shown_url
 
 SERVER_WAIT_S = 20
 STOP_WAIT_S = stack.WORKER_STOP_S + 35  # dashboard 5, sweeper 10, workers, server 10, and some air
@@ -133,7 +133,7 @@ def _server_plan(url: str, directory: Path) -> tuple[bool, bool]:
     if held:
         record = recorded(directory)
         where = record.url if record else "an unknown place"
-        raise RedisUnavailable(f"the data in {directory} is served at {where}, not at {redacted(url)}")
+        raise RedisUnavailable(f"the data in {directory} is served at {where}, not at {shown_url(url)}")
     if place.port is not None and not port_is_free(place.port):
         raise RedisUnavailable(
             f"something listens on 127.0.0.1:{place.port} but does not answer PING (another password?)"
@@ -206,7 +206,7 @@ def _await_server(url: str, child: subprocess.Popen[bytes], tail_logs: stack.Log
         tail_logs.pump()
         if time.monotonic() > deadline:
             log = tail(home / "logs" / "valkey.log")
-            raise RedisUnavailable(f"the server at {redacted(url)} did not come up. Its log ends:\n{log}")
+            raise RedisUnavailable(f"the server at {shown_url(url)} did not come up. Its log ends:\n{log}")
         time.sleep(0.05)
 
 
@@ -228,7 +228,7 @@ def _print_table(settings: Settings, workers: int, *, started: bool, port: int |
     table.add_column(overflow="fold")
     origin = f"started here, data in {home / 'valkey'}" if started else "was running already"
     rows = {
-        "redis": f"{redacted(settings.redis_url)}  ({origin})",
+        "redis": f"{shown_url(settings.redis_url)}  ({origin})",
         "workers": f"{workers} x rq worker {settings.queue}",
         "sweeper": "baton sweep",
         "dashboard": f"http://127.0.0.1:{port}" if port else "off",

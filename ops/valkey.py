@@ -40,13 +40,13 @@ from ops.processes import (
     free_port,
     lock_is_free,
     port_is_free,
-    redacted,
     size_of,
     tail,
     wait_until,
 )
 from ops.valkey_place import SOCKET_PATH_MAX, Place, binary_path, checked_socket, feed_stdin, password_option, place_of
 from worker.errors import BatonError, RedisUnavailable
+from worker.state.transact import shown_url
 
 OPTIONS = (
     *("--bind", "127.0.0.1", "--protected-mode", "yes", "--unixsocketperm", "700"),
@@ -277,7 +277,7 @@ def serve_command(
 def ping_command(url: str) -> None:
     """Exit 0 if a server answers: the health check of the compose file."""
     if not answers(url):
-        raise RedisUnavailable(f"no answer from {redacted(url)}")
+        raise RedisUnavailable(f"no answer from {shown_url(url)}")
 
 
 @main.command("wait", context_settings={"allow_interspersed_args": False})
@@ -288,7 +288,7 @@ def wait_command(url: str, wait_s: float, command: tuple[str, ...]) -> None:
     """Become COMMAND as soon as a server answers. It gets SIGTERM when the starting process dies (Linux)."""
     die_with_parent()
     if not wait_until(lambda: answers(url), wait_s, poll_s=0.2):
-        raise RedisUnavailable(f"no answer from {redacted(url)} in {wait_s:g} s")
+        raise RedisUnavailable(f"no answer from {shown_url(url)} in {wait_s:g} s")
     os.execvp(command[0], command)
 
 

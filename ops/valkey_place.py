@@ -8,8 +8,8 @@ from importlib import resources
 from pathlib import Path
 from urllib.parse import unquote, urlsplit
 
-from ops.processes import redacted
 from worker.errors import RedisUnavailable
+from worker.state.transact import shown_url
 
 SOCKET_PATH_MAX = 107  # bytes in sockaddr_un, less the final NUL; a longer one leaves valkey without a listener
 LOOPBACK = {"", "127.0.0.1", "localhost"}  # where the embedded server listens; redis-py reads "" as localhost
@@ -30,10 +30,10 @@ def place_of(url: str) -> Place:
     try:
         port = parts.port or 6379
     except ValueError as error:
-        raise RedisUnavailable(f"{redacted(url)}: {error}") from None
+        raise RedisUnavailable(f"{shown_url(url)}: {error}") from None
     if (parts.username or "default") != "default":
         raise RedisUnavailable(
-            f"no server answers at {redacted(url)}, and one started here would not know a user {parts.username!r}"
+            f"no server answers at {shown_url(url)}, and one started here would not know a user {parts.username!r}"
         )
     password = unquote(parts.password or "")
     if parts.scheme == "unix" and parts.path:
@@ -41,7 +41,7 @@ def place_of(url: str) -> Place:
     if parts.scheme == "redis" and (parts.hostname or "") in LOOPBACK:
         return Place(port=port, password=password)
     raise RedisUnavailable(
-        f"no server answers at {redacted(url)}, and one can be started only at redis://127.0.0.1:… or unix://…"
+        f"no server answers at {shown_url(url)}, and one can be started only at redis://127.0.0.1:… or unix://…"
     )
 
 

@@ -17,7 +17,7 @@ import redis
 
 from enqueue.cli import NAME, cli
 from enqueue.command import run_command
-from tests.support.commands import BIN, Commands, Puppet, environment
+from tests.support.commands import BIN, Commands, Puppet, child, environment
 from worker.state.keys import Keys
 
 pytestmark = pytest.mark.server
@@ -184,13 +184,12 @@ def test_too_long_a_text_is_refused_before_it_is_read(commands: Commands, tmp_pa
 
 
 def test_an_endless_pipe_is_not_read_to_its_end(commands: Commands) -> None:
-    with subprocess.Popen([sys.executable, "-c", "while True: print('y' * 1000)"], stdout=subprocess.PIPE,
-                          stderr=subprocess.DEVNULL) as endless:  # fmt: skip
+    argv = [sys.executable, "-c", "while True: print('y' * 1000)"]
+    with child(argv, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL) as endless:
         assert endless.stdout is not None
         said = commands.refused(
             2, "enqueue-task", "-", stdin=endless.stdout.fileno(), env={"BATON_TEXT_MAX_BYTES": "5000"}
         )
-        endless.kill()
     assert "more than 5000 bytes" in said
 
 
@@ -262,6 +261,18 @@ def test_an_unwritable_stdout_does_not_hide_that_the_task_was_accepted(
 
     assert done.returncode == 0
     assert done.stderr == b"enqueue-task: task mine was accepted, and nobody reads stdout\n"
+    assert stored(redis_client, "mine") == b"x"
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="no /dev/full on this system")
+def test_a_full_disk_under_stdout_is_said_together_with_the_id(commands: Commands, redis_client: redis.Redis) -> None:
+    script = f"'{BIN / 'enqueue-task'}' --task-id=mine x > /dev/full"
+    done = subprocess.run(["sh", "-c", script], stderr=subprocess.PIPE, env=environment(commands.url), cwd=commands.cwd)
+
+    assert done.returncode == 1
+    assert done.stderr.decode() == (
+        "enqueue-task: task mine was accepted, but stdout cannot be written: No space left on device\n"
+    )
     assert stored(redis_client, "mine") == b"x"
 
 

@@ -6,7 +6,8 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +30,25 @@ def environment(url: str, **variables: str) -> dict[str, str]:
     """The test's own environment without anything that is Baton's, and Redis at `url`."""
     kept = {name: value for name, value in os.environ.items() if not name.startswith(("BATON_", "ANTHROPIC_"))}
     return {**kept, "BATON_REDIS_URL": url, "PYTHONIOENCODING": "utf-8", **variables}
+
+
+def interruptible(argv: Sequence[str | Path]) -> list[str | Path]:
+    """`argv`, with SIGINT as a terminal gives it: whatever runs in the background of a script ignores it."""
+    restore = (
+        "import os, signal, sys; signal.signal(signal.SIGINT, signal.SIG_DFL); os.execv(sys.argv[1], sys.argv[1:])"
+    )
+    return [sys.executable, "-c", restore, *argv]
+
+
+@contextmanager
+def child(argv: Sequence[str | Path], **options: Any) -> Iterator[subprocess.Popen[bytes]]:
+    """A process that is gone when the block is over, even if the test failed while it waits for something."""
+    process = subprocess.Popen(argv, **options)
+    try:
+        yield process
+    finally:
+        process.kill()
+        process.communicate(timeout=10)
 
 
 class Commands:
@@ -94,7 +114,8 @@ class Puppet:
         claimed = self.store.claim(self.task_id, delivery, OWNER)
         assert isinstance(claimed, Holder), claimed
         self.holder = claimed
-        if not self.now.messages:
+        claimed.seq = int(self.store.client.hget(self.store.keys.checkpoint(self.task_id), "seq") or 0)  # type: ignore[arg-type]
+        if claimed.seq == 0:
             self.now.messages = [{"role": "user", "content": "hello"}]
             self.store.begin(claimed, {"model": "m"}, self.now.messages[0])
         return self

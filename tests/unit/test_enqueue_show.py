@@ -139,3 +139,4 @@ def test_durations_are_short(seconds: float, said: str) -> None:
 
 def test_an_end_says_why_unless_that_goes_without_saying() -> None:
     assert (ending("succeeded", "end_turn"), ending("dead", "crashed")) == ("succeeded", "dead: crashed")
+    assert (ending("cancelled", "ann"), ending("cancelled", "")) == ("cancelled by ann", "cancelled by somebody")
