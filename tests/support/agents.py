@@ -6,13 +6,11 @@ connections are cut, so that it writes nothing more and releases nothing. To wha
 
 from __future__ import annotations
 
-import copy
 import threading
 import time
-from collections import Counter, deque
-from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, field
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 
 import fakeredis
@@ -20,6 +18,7 @@ import pytest
 import redis
 
 from ops.transcript import check_log
+from tests.support.script import Answer, Script, calls, say, use
 from worker import agent, answers, runtime
 from worker.clock import ManualClock
 from worker.dispatch import JOB_TIMEOUTS, job_id, open_store
@@ -28,12 +27,16 @@ from worker.runtime import Runtime
 from worker.settings import Settings, load_settings
 from worker.state.checkpoint import Checkpoint, read_checkpoint
 from worker.state.codec import decode
+from worker.state.lease import Holder
 from worker.state.server import FixedProbe
+from worker.state.standing import Refused
 from worker.state.standing import text as as_text
 from worker.state.store import Store
 from worker.state.task import NewTask, Status, Task
 from worker.state.views import Views
 from worker.tools import Tool, Toolbox, ToolContext, Verdict, tool
+
+__all__ = ["Answer", "Bench", "Died", "JobTimeout", "Line", "Script", "T", "World", "calls", "say", "use"]
 
 T = "t1"
 JobTimeout = JOB_TIMEOUTS[0]
@@ -42,73 +45,6 @@ ATTEMPTS_MAX = 50
 
 class Died(BaseException):
     """The process is gone; no except clause of the product may see this."""
-
-
-# -- the model -----------------------------------------------------------------------------------------------------
-
-
-@dataclass
-class Answer:
-    """What `worker.model.Response` is, without the second that importing anthropic costs."""
-
-    content: list[dict[str, Any]]
-    stop_reason: str = "end_turn"
-    usage: dict[str, int] = field(default_factory=lambda: {"input_tokens": 10, "output_tokens": 5})
-    request_id: str | None = "req_1"
-    tries: int = 1
-    stop_details: dict[str, Any] | None = None
-
-    @property
-    def total_tokens(self) -> int:
-        return sum(self.usage.values())
-
-    @property
-    def text(self) -> str:
-        return "".join(block.get("text") or "" for block in self.content if block.get("type") == "text")
-
-
-def say(words: str = "done", stop: str = "end_turn") -> Answer:
-    return Answer([{"type": "text", "text": words}], stop)
-
-
-def use(name: str, number: int | str = 1, /, **given: Any) -> dict[str, Any]:
-    return {"type": "tool_use", "id": f"toolu_{number}", "name": name, "input": given}
-
-
-def calls(*blocks: dict[str, Any], stop: str = "tool_use") -> Answer:
-    return Answer(list(blocks), stop)
-
-
-class Script:
-    """Implements `worker.model.Model`: the n-th step answers a conversation with n assistant messages in it.
-
-    A step is an Answer, an exception to raise, or a function of (request body, watch) that gives one of them; a list
-    of them is gone through call by call, and its last one stays. Asking beyond the last step is an error. `log` keeps
-    a deep copy of every request, as the scripted model's log does.
-    """
-
-    def __init__(self, *steps: Any) -> None:
-        self.steps = [deque(step if isinstance(step, list) else [step]) for step in steps]
-        self.log: list[dict[str, Any]] = []
-
-    @property
-    def bodies(self) -> list[dict[str, Any]]:
-        return [line["body"] for line in self.log]
-
-    def respond(self, request: dict[str, Any], messages: Any, *, watch: Callable[[], None]) -> Answer:
-        watch()
-        body = copy.deepcopy({**request, "messages": list(messages)})
-        self.log.append({"body": body})
-        number = sum(message["role"] == "assistant" for message in messages)
-        assert number < len(self.steps), f"asked once more after the end of the script: {messages[-1]}"
-        left = self.steps[number]
-        step = left.popleft() if len(left) > 1 else left[0]
-        if callable(step) and not isinstance(step, type):
-            step = step(body, watch)
-        if isinstance(step, BaseException):
-            raise step
-        self.log[-1]["response"] = {"content": copy.deepcopy(step.content)}
-        return copy.deepcopy(step)
 
 
 # -- the world -----------------------------------------------------------------------------------------------------
@@ -200,14 +136,28 @@ class Bench:
         self.probe = FixedProbe()
         self.line = Line()  # of the attempt that runs now
         self.after_reply: Callable[[], None] | None = None
+        self.holder: Holder  # the latest
         self.passed: Counter[str] = Counter()  # how often `run` passed each crash point
         self.store = self.open(Line())
-        self.views = Views(self.store.client, self.store.keys)
+        self.views = Views(self.store.client, self.store.keys, self.clock)
 
     def open(self, line: Line) -> Store:
         store = open_store(self.settings, line.client(self.server))
         store.clock, store.probe = self.clock, self.probe
+        claim = store.claim
+
+        def remember(*args: Any) -> Holder | Refused:
+            claimed = claim(*args)
+            if isinstance(claimed, Holder):
+                self.holder = claimed
+            return claimed
+
+        store.claim = remember  # type: ignore[method-assign]
         return store
+
+    def renew(self) -> None:
+        """What the heartbeat of the latest holder does now and then."""
+        self.store.renew(self.holder)
 
     def runtime(self) -> Runtime:
         """As a new process would make it."""
@@ -249,23 +199,30 @@ class Bench:
                     return self.status(task_id)
         raise AssertionError(f"not ended after {ATTEMPTS_MAX} attempts")
 
+    def dying(self, *crashes: tuple[str, int]) -> AbstractContextManager[Counter[str]]:
+        """Crash points kill the attempt as told; gives how often each was passed."""
+        return self.hooked(dict.fromkeys(crashes, self.die))
+
+    def die(self) -> None:
+        self.line.broken = Died()
+        raise self.line.broken
+
     @contextmanager
-    def dying(self, *crashes: tuple[str, int]) -> Iterator[Counter[str]]:
-        """Crash points kill the attempt as told; yields how often each was passed."""
+    def hooked(self, hooks: Mapping[tuple[str, int], Callable[[], None]]) -> Iterator[Counter[str]]:
+        """The n-th passing of a crash point calls its hook. Once an attempt is dead, none of its threads gets on."""
         passed: Counter[str] = Counter()
         lock = threading.Lock()
 
         def crash_point(label: str) -> None:
             with lock:
                 passed[label] += 1
-                dead = (label, passed[label]) in crashes
-            if dead:
-                self.line.broken = Died(label)
-            if self.line.broken is not None:
+                hook = hooks.get((label, passed[label]))
+            if hook is not None:
+                hook()
+            if isinstance(self.line.broken, Died):
                 raise self.line.broken
 
-        with ExitStack() as stack:
-            patch = stack.enter_context(pytest.MonkeyPatch.context())
+        with pytest.MonkeyPatch.context() as patch:
             for module in (agent, answers, runtime):
                 patch.setattr(module, "crash_point", crash_point)
             yield passed
@@ -301,6 +258,7 @@ class Bench:
     def kinds(self, task_id: str = T) -> list[str]:
         return [event.kind for event in self.views.events(task_id)]
 
-    def check(self) -> None:
-        """Every request that left was one the API accepts, and each continues the one before."""
-        assert check_log(self.model.log) == []
+    def check(self, *, echoes: bool = True) -> None:
+        """Every request that left was one the API accepts, and each continues the one before; `echoes`: and holds
+        exactly what the model answered."""
+        assert check_log(self.model.log if echoes else self.model.bodies) == []

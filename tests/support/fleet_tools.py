@@ -1,0 +1,100 @@
+"""Tools whose every real run leaves a line in effects.log, outside Redis: one of each nature, and two that misbehave.
+
+The log is the oracle of the fleet and crash tests: whatever the task says of itself, this is what happened.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import time
+from pathlib import Path
+
+from worker.tools import ToolContext, Verdict, tool
+
+EFFECTS = "effects.log"
+WAIT_MAX_S = 60
+
+
+def gate_of(workspace: Path, task_id: str) -> Path:
+    """The file that `append(hold=True)` of this task waits for."""
+    return workspace / f"{task_id}.go"
+
+
+@tool(effect="read_only")
+def read(name: str, context: ToolContext) -> str:
+    """Read something."""
+    _ran("read", name, context)
+    return f"{name}: nothing new"
+
+
+@tool(effect="idempotent")
+def put(name: str, context: ToolContext) -> str:
+    """Put something in its place; putting it there again changes nothing."""
+    _ran("put", name, context)
+    return f"put {name}"
+
+
+@tool  # unmarked: a side effect
+def append(text: str, context: ToolContext, hold: bool = False, takes_s: float = 0) -> str:
+    """Append a line to a file.
+
+    Args:
+        text: The line.
+        hold: Come back only when the gate of the task is open.
+        takes_s: Come back so much later: a window for kills at random moments.
+    """
+    _ran("append", text, context)
+    time.sleep(takes_s)
+    until = time.monotonic() + WAIT_MAX_S
+    while hold and not gate_of(context.workspace, context.task_id).exists():
+        if time.monotonic() > until:
+            raise TimeoutError("nobody opened the gate")
+        time.sleep(0.02)
+    return f"appended {text}"
+
+
+def _paid(item: str, context: ToolContext) -> Verdict:
+    """Asks the world, as a payment provider is asked by the idempotency key."""
+    for line in _lines(context.workspace / EFFECTS):
+        if line["tool"] == "pay" and line["key"] == context.idempotency_key:
+            return Verdict.happened(f"paid {item}")
+    return Verdict.not_happened()
+
+
+@tool(verify=_paid)
+def pay(item: str, context: ToolContext) -> str:
+    """Pay for something."""
+    _ran("pay", item, context)
+    return f"paid {item}"
+
+
+@tool(effect="read_only")
+def explode(name: str, context: ToolContext) -> str:
+    """Kill the process it runs in, as an image decoder might; read-only, so it is run again after each crash."""
+    _ran("explode", name, context)
+    os.kill(os.getpid(), signal.SIGKILL)
+    return "never"
+
+
+def _ran(tool_name: str, what: str, context: ToolContext) -> None:
+    line = {
+        "task": context.task_id,
+        "tool": tool_name,
+        "what": what,
+        "key": context.idempotency_key,
+        "attempt": context.attempt,
+        "pid": os.getpid(),
+    }
+    # One write to a file opened for appending: lines of several processes never mix.
+    file = os.open(context.workspace / EFFECTS, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
+    try:
+        os.write(file, json.dumps(line).encode() + b"\n")
+        os.fsync(file)
+    finally:
+        os.close(file)
+
+
+def _lines(path: Path) -> list[dict[str, str]]:
+    return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
