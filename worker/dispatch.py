@@ -7,13 +7,13 @@ dashboard renders them. The job is pushed inside the store's MULTI.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Sequence
 
 import redis
 from redis.client import Pipeline
 from rq import Queue
 from rq.job import Job
-from rq.registry import FailedJobRegistry
+from rq.registry import FailedJobRegistry, StartedJobRegistry
 from rq.timeouts import BaseTimeoutException
 
 from worker.settings import Settings
@@ -21,6 +21,7 @@ from worker.state.guards import Policy
 from worker.state.keys import Keys
 from worker.state.store import Store
 from worker.state.transact import connect
+from worker.state.views import Queued
 
 ENTRY_POINT = "worker.jobs.run_task"
 
@@ -63,31 +64,37 @@ class RqDispatcher:
         # A job that was lost never gets the ttl RQ gives to jobs that ended; without one its hash stays for ever.
         pipe.expire(Job.key_for(job_id(task_id, delivery)), self.settings.job_failure_ttl_s)
 
-    def missing(self, wanted: Iterable[tuple[str, int, str]]) -> list[tuple[str, int]]:
-        """Of (task id, delivery, queue), those whose job is on no RQ list.
+    def missing(self, asked: Sequence[Queued], *, around: int = 0) -> list[Queued]:
+        """Those whose job is on no RQ list.
 
-        Reads the heads of the lists first, where the oldest deliveries are; only what is not there is looked
-        for in the whole list, by the server.
+        Reads a part of each list first, where deliveries of about rank `around` are to be expected; only what is
+        not there is looked for in the whole list, by the server.
         """
-        asked = list(wanted)
         heads: dict[str, set[bytes | str]] = {}
-        for queue in {queue for _, _, queue in asked}:
-            window = self.client.lrange(self._queue(queue).key, 0, 4 * len(asked))
+        start = max(0, around - 2 * len(asked))
+        for queue in {queued.queue for queued in asked}:
+            window = self.client.lrange(self._queue(queue).key, start, start + 4 * len(asked))
             heads[queue] = set(window)
-        unseen = [(t, d, q) for t, d, q in asked if job_id(t, d).encode() not in heads[q]]
+        unseen = [q for q in asked if job_id(q.task_id, q.delivery).encode() not in heads[q.queue]]
         if not unseen:
             return []
         with self.client.pipeline(transaction=False) as pipe:
-            for task_id, delivery, queue in unseen:
-                pipe.lpos(self._queue(queue).key, job_id(task_id, delivery))
+            for queued in unseen:
+                pipe.lpos(self._queue(queued.queue).key, job_id(queued.task_id, queued.delivery))
             places = pipe.execute()
-        return [(t, d) for (t, d, _), place in zip(unseen, places, strict=True) if place is None]
+        return [queued for queued, place in zip(unseen, places, strict=True) if place is None]
 
     def requeued_by_hand(self, task_id: str, delivery: int, queue: str) -> bool:
         """A failed task's job came back although the task had ended: an operator pressed "requeue", which takes
-        the job off RQ's list of failed ones; a doubled delivery leaves it there."""
-        registry = FailedJobRegistry(queue=self._queue(queue))
-        return self.client.zscore(registry.key, job_id(task_id, delivery)) is None
+        the job off RQ's list of failed ones; a doubled delivery leaves it there. Nor was it pressed on a job that RQ
+        never closed, its worker having died between the task's end and RQ's: it is still listed as started."""
+        name, on_queue = job_id(task_id, delivery), self._queue(queue)
+        with self.client.pipeline(transaction=True) as pipe:
+            pipe.zscore(FailedJobRegistry(queue=on_queue).key, name)
+            pipe.zrange(StartedJobRegistry(queue=on_queue).key, 0, -1)
+            failed_at, started = pipe.execute()
+        runs = [member for member in started if member.startswith(f"{name}:".encode())]
+        return failed_at is None and len(runs) <= 1  # this one
 
     def _queue(self, name: str) -> Queue:
         return Queue(name, connection=self.client)

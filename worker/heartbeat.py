@@ -46,10 +46,11 @@ class Heartbeat:
         pause = self._period_s
         while not self._over.wait(pause):
             pause = self._period_s
+            known = self._holder.stop.is_set()  # lost, or let go of: whoever found out or did it says so
             try:
                 self._store.renew(self._holder)
             except LeaseLost as lost:
-                if not self._over.is_set():
+                if not known and not self._over.is_set():
                     event(log, "lease-lost", level=logging.WARNING, task=self._holder.task_id, why=lost)
                 return
             except (RedisUnavailable, StorageRefused) as error:

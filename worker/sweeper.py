@@ -66,6 +66,7 @@ class Sweeper:
         self.views = Views(store.client, store.keys, store.clock)
         self.dispatcher = dispatcher
         self.settings = settings
+        self._place = 0
 
     def sweep_once(self) -> SweepReport:
         """One pass. Raises RedisUnavailable; trouble with a single task goes into the report."""
@@ -92,13 +93,20 @@ class Sweeper:
                 report.recovered[running.task_id] = (status, proof)
 
     def _redeliver(self, report: SweepReport, now: int) -> None:
-        missing = self.dispatcher.missing(self.views.queued(BATCH))
-        grace = self.settings.redeliver_grace_ms
-        lost = housekeeping.overdue(self.store.client, self.store.keys, missing, now, grace)
+        client, keys = self.store.client, self.store.keys
+        known = housekeeping.missed(client, keys)
+        missed = [name.rpartition(":")[0] for name in known]
+        queued = self.views.queued(self._place, BATCH, also=missed)
+        missing = self.dispatcher.missing(queued, around=self._place)
+        # A long backlog is looked through in turns; what was missed once is looked for in every sweep.
+        self._place += BATCH
+        if self._place >= client.zcard(keys.index("queued")):
+            self._place = 0
+        lost = housekeeping.overdue(client, keys, known, missing, now, self.settings.redeliver_grace_ms)
         report.missed = len(missing) - len(lost)
-        for task_id, delivery in lost:
-            if self._try(report, task_id, partial(self.store.redeliver, task_id, delivery)):
-                report.redelivered.append(task_id)
+        for one in lost:
+            if self._try(report, one.task_id, partial(self.store.redeliver, one.task_id, one.delivery)):
+                report.redelivered.append(one.task_id)
 
     def _wake(self, report: SweepReport, now: int) -> None:
         for task_id in self.views.due("parked", now, BATCH):

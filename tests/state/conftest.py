@@ -12,7 +12,8 @@ import fakeredis
 import pytest
 import redis
 
-from tests.state.kit import check_invariants, make_store
+from tests.state.invariants import check_invariants
+from tests.state.kit import make_store
 from worker.state.store import Store
 from worker.state.transact import connect
 

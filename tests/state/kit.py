@@ -1,4 +1,4 @@
-"""What the tests of the state layer share: stores, tasks in every state, whole dumps, and what must hold after each test.
+"""What the tests of the state layer share: stores, tasks in every state, whole dumps.
 
 `T` is the task all of them look at. Helpers that bring a task into a state use nothing but verbs.
 """
@@ -26,11 +26,21 @@ from worker.state.standing import text
 from worker.state.store import Store
 from worker.state.task import NewTask, Status
 from worker.state.views import Views
+from worker.sweeper import Sweeper
 
 T = "t1"
 QUEUE = "rq:queue:agents"
 REQUEST = {"model": "m", "max_tokens": 10, "tools": []}
 OWNER = {"host": "h", "pid": 1}
+
+
+def sweeper_of(store: Store) -> Sweeper:
+    return Sweeper(store, store.writes.dispatcher, settings())  # type: ignore[arg-type]
+
+
+def advance(store: Store, seconds: float) -> None:
+    assert isinstance(store.clock, ManualClock)
+    store.clock.advance(seconds)
 
 
 def settings(**values: Any) -> Settings:
@@ -279,38 +289,3 @@ def monitored(client: redis.Redis) -> Iterator[Watched]:
         while "that was all" not in (command := monitor.next_command()["command"]):
             words = command.split(" ")
             seen.commands.append([words[0].upper(), *words[1:]])
-
-
-# -- what holds after every test ----------------------------------------------------------------------------------
-
-
-def check_invariants(store: Store) -> None:
-    """No key outlives its reason, every task is in the one index of its status, locks always have a ttl."""
-    client, keys = store.client, store.keys
-    prefix = keys.task("")
-    on_lists = {job for name in client.scan_iter("rq:queue:*") for job in client.lrange(name, 0, -1)}
-    standing = {*map(keys.index, INDEXES), keys.counters(), keys.feed(), keys.missing(), "rq:queues"}
-    for raw in client.scan_iter(count=1000):
-        key, ttl = text(raw), client.pttl(raw)
-        if key in standing or key.startswith("rq:queue:"):
-            continue
-        if key.startswith(prefix) and not key.endswith(":lock"):
-            _check_ttl_of_task_key(store, key.removeprefix(prefix).partition(":")[0], key, ttl)
-        elif key.startswith("rq:job:"):
-            assert ttl > 0 or key.removeprefix("rq:job:").encode() in on_lists, f"{key} stays for ever"
-        else:
-            assert ttl > 0, f"{key} has no ttl"
-    for name in INDEXES:
-        for member in client.zrange(keys.index(name), 0, -1):
-            where = status(store, text(member)).listed_in
-            assert where == name, f"{member!r} is {where} and listed as {name}"
-
-
-def _check_ttl_of_task_key(store: Store, task_id: str, key: str, ttl: int) -> None:
-    if status(store, task_id).ended:
-        expires = {store.client.pexpiretime(k) for k in store.keys.of_task(task_id) if store.client.exists(k)}
-        assert ttl > 0, f"{key} outlives its task"
-        assert len(expires) == 1, f"keys of {task_id} end at different times"
-    else:
-        assert ttl == -1, f"{key} belongs to a live task and has a ttl"
-        assert len(indexes_of(store, task_id)) == 1, f"{task_id} is in {indexes_of(store, task_id)}"

@@ -135,7 +135,7 @@ def _check_version(raw: bytes | None) -> None:
         return
     if raw is not None and raw.isdigit() and len(raw) < 10 and int(raw) > VERSION:
         raise CheckpointTooNew(f"checkpoint version {int(raw)}: this worker reads version {VERSION}")
-    shown = "missing" if raw is None else repr(raw.decode("utf-8", "replace"))
+    shown = "missing" if raw is None else repr(raw[:40].decode("utf-8", "replace"))
     raise CheckpointDamaged(f"checkpoint version {shown}: this worker reads version {VERSION}")
 
 

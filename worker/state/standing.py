@@ -61,7 +61,7 @@ def read_standing(replies: list[Any], clock: Clock) -> Standing:
         now = Status(text(status)) if status is not None else Status.QUEUED
         numbers = [int(number or 0) for number in (delivery, attempts, crashes, in_row)]
     except ValueError as error:
-        raise CheckpointDamaged(f"the task's own record is not readable: {error}") from None
+        raise CheckpointDamaged(f"the task's own record is not readable: {str(error)[:200]}") from None
     return Standing(
         exists=status is not None,
         status=now,

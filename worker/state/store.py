@@ -95,7 +95,7 @@ class Store(Guards):
 
         return self._change(task_id, decide)
 
-    def retry(self, task_id: str, by: str, *, turns_max: int | None = None) -> int:
+    def retry(self, task_id: str, by: str, *, turns_max: int | None = None, tokens_max: int | None = None) -> int:
         """Queue an ended task again, from its checkpoint, crash counts fresh. Returns the delivery."""
         mark = secrets.token_hex(8)
 
@@ -107,7 +107,7 @@ class Store(Guards):
                 raise WrongState(task_id, at.status, "retried")
 
             def queue(pipe: Pipeline) -> None:
-                self.writes.afresh(pipe, task_id, mark, turns_max)
+                self.writes.afresh(pipe, task_id, mark, {"maxTurns": turns_max, "maxTokensTotal": tokens_max})
                 self.writes.queue(pipe, task_id, at.delivery + 1, at.queue, at.now_ms, "retried", by=by)
 
             return Write(queue, at.delivery + 1)
@@ -136,6 +136,7 @@ class Store(Guards):
 
             def queue(pipe: Pipeline) -> None:
                 self.writes.dispatcher.retire(pipe, task_id, delivery)
+                pipe.hincrby(self.keys.task(task_id), "redeliveries", 1)
                 self.writes.queue(pipe, task_id, delivery + 1, at.queue, at.now_ms, "redelivered", at_front=True)
 
             return Write(queue, True)

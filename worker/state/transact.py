@@ -11,7 +11,6 @@ import random
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
-from urllib.parse import urlsplit, urlunsplit
 
 import redis
 from redis.backoff import NoBackoff
@@ -19,7 +18,7 @@ from redis.client import Pipeline
 from redis.retry import Retry
 
 from worker.clock import Clock
-from worker.errors import RedisUnavailable, StorageRefused
+from worker.errors import InvalidSettings, RedisUnavailable, StorageRefused
 
 T = TypeVar("T")
 
@@ -52,23 +51,30 @@ Decide = Callable[[list[Any]], Decision[T]]
 
 
 def connect(url: str, *, timeout_s: float = 5.0) -> redis.Redis:
-    """A client for state: no retries of its own, bytes in and out. Never share it with RQ's worker."""
-    return redis.Redis.from_url(
-        url,
-        retry=Retry(NoBackoff(), 0),
-        socket_timeout=timeout_s,
-        socket_connect_timeout=timeout_s,
-        health_check_interval=0,
-    )
+    """A client for state: no retries of its own, bytes in and out; opens no connection yet. Never share it with RQ's
+    worker. Raises InvalidSettings for what is no URL of a Redis."""
+    try:
+        return redis.Redis.from_url(
+            url,
+            retry=Retry(NoBackoff(), 0),
+            socket_timeout=timeout_s,
+            socket_connect_timeout=timeout_s,
+            health_check_interval=0,
+        )
+    except ValueError:  # its text may hold a part of a password that was not %-encoded
+        raise InvalidSettings(
+            "BATON_REDIS_URL: expected redis://[user:password@]host:port/db, rediss://… or unix:///path?db=0, with "
+            "special characters in a password written as %xx"
+        ) from None
 
 
-def safe_url(url: str) -> str:
-    """`url` without its password, for messages."""
-    parts = urlsplit(url)
-    if parts.password is None:
-        return url
-    host = parts.netloc.rpartition("@")[2]
-    return urlunsplit(parts._replace(netloc=f"{parts.username or ''}:***@{host}"))
+def shown_url(url: str) -> str:
+    """`url` for eyes and logs: without user, password and query (which may hold a password, too)."""
+    scheme, separator, rest = url.partition("://")
+    if not separator:
+        return "BATON_REDIS_URL"
+    who, at, where = rest.rpartition("@")
+    return f"{scheme}://{'***@' if at and who else ''}{where.partition('?')[0]}"
 
 
 def transact(

@@ -2,28 +2,30 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import redis
 
 from worker.clock import Clock, SystemClock
-from worker.errors import InvalidInput, TaskNotFound
+from worker.errors import CheckpointDamaged, InvalidInput, TaskNotFound
 from worker.state.codec import decode
 from worker.state.keys import INDEXES, Keys
 from worker.state.standing import text
 from worker.state.task import Status, Task
 
 LIST_MAX = 1_000
+_NOT_QUEUED = frozenset(Status) - {Status.QUEUED}
 
 
 @dataclass(frozen=True)
 class Row:
-    """One line of a list. `score_ms`: the time its index goes by."""
+    """One line of a list. `status` is a Status, or what stands in its place in a damaged record. `score_ms`: the time
+    its index goes by."""
 
     task_id: str
-    status: Status
+    status: str
     queue: str
     turns: int
     total_tokens: int
@@ -43,6 +45,17 @@ class Event:
     kind: str
     at_ms: int
     data: dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Queued:
+    """What the sweeper looks at for a queued task. `redeliveries`: how often it was delivered again since its last
+    claim. `delivery` is 0 where it cannot be read."""
+
+    task_id: str
+    delivery: int
+    queue: str
+    redeliveries: int
 
 
 @dataclass(frozen=True)
@@ -69,17 +82,23 @@ class Views:
         return self.clock.server_ms(self.client.time())
 
     def task(self, task_id: str) -> Task:
-        """The whole record. Raises TaskNotFound; ValueError or KeyError if it is not readable."""
+        """The whole record. Raises TaskNotFound; CheckpointDamaged if it is not readable."""
         raw = self.client.hgetall(self.keys.task(task_id))
         if not raw:
             raise TaskNotFound(task_id)
-        return Task.read(task_id, raw)
+        try:
+            return Task.read(task_id, raw)
+        except (ValueError, KeyError) as error:
+            raise _unreadable(task_id, error) from error
 
     def status(self, task_id: str) -> Status:
         raw = self.client.hget(self.keys.task(task_id), "status")
         if raw is None:
             raise TaskNotFound(task_id)
-        return Status(text(raw))
+        try:
+            return Status(text(raw))
+        except ValueError as error:
+            raise _unreadable(task_id, error) from error
 
     def progress(self, task_id: str) -> dict[str, Any]:
         """turns, tokensUsed, totalTokens, pendingToolUse, messageCount, as far as they can be read."""
@@ -134,9 +153,10 @@ class Views:
     def running(self, batch: int = 500) -> Iterator[Running]:
         """Every running task, with what proves or disproves that its holder is alive. What cannot be read is
         left empty: the verb that acts on the task will say what is wrong with it."""
-        for start in range(0, self.client.zcard(self.keys.index("running")), batch):
-            end = start + batch - 1
-            members = self.client.zrange(self.keys.index("running"), start, end, withscores=True)
+        # The index at once: read by rank in pieces, it would move under our feet while tasks are recovered.
+        everything = self.client.zrange(self.keys.index("running"), 0, -1, withscores=True)
+        for start in range(0, len(everything), batch):
+            members = everything[start : start + batch]
             ids = [text(member) for member, _ in members]
             with self.client.pipeline(transaction=False) as pipe:
                 for task_id in ids:
@@ -149,15 +169,20 @@ class Views:
                 fence, locked, owner = (None if isinstance(reply, Exception) else reply for reply in answers)
                 yield Running(task_id, text(fence), bool(locked), members[number][1], _document(owner))
 
-    def queued(self, limit: int) -> list[tuple[str, int, str]]:
-        """(task id, delivery, queue) of the tasks that wait longest; delivery 0 where it cannot be read."""
-        ids = [text(m) for m in self.client.zrange(self.keys.index("queued"), 0, limit - 1)]
+    def queued(self, start: int, limit: int, *, also: Iterable[str] = ()) -> list[Queued]:
+        """Queued tasks from a rank in the index on, longest waiting first, and those of `also` that are queued."""
+        members = self.client.zrange(self.keys.index("queued"), start, start + limit - 1)
+        ids = list(dict.fromkeys([*map(text, members), *also]))
         with self.client.pipeline(transaction=False) as pipe:
             for task_id in ids:
-                pipe.hmget(self.keys.task(task_id), "delivery", "queue")
+                pipe.hmget(self.keys.task(task_id), "delivery", "queue", "redeliveries", "status")
             replies = pipe.execute(raise_on_error=False)
-        found = [(None, None) if isinstance(reply, Exception) else reply for reply in replies]
-        return [(task_id, _number(reply[0]), text(reply[1])) for task_id, reply in zip(ids, found, strict=True)]
+        found = [(None, None, None, None) if isinstance(reply, Exception) else reply for reply in replies]
+        return [
+            Queued(task_id, _number(delivery), text(queue), _number(redeliveries))
+            for task_id, (delivery, queue, redeliveries, status) in zip(ids, found, strict=True)
+            if text(status) not in _NOT_QUEUED
+        ]
 
     def due(self, name: str, until_ms: float, limit: int) -> list[str]:
         """Members of an index whose time has come."""
@@ -180,7 +205,7 @@ class Views:
             rows.append(
                 Row(
                     task_id,
-                    Status(text(status)),
+                    text(status),
                     text(queue),
                     _number(turns),
                     _number(tokens),
@@ -197,6 +222,10 @@ class Views:
     def _event(self, cursor: bytes, fields: dict[bytes, bytes]) -> Event:
         data = _document(fields.get(b"data"))
         return Event(text(cursor), text(fields.get(b"type")), int(fields.get(b"atMs", b"0")), data)
+
+
+def _unreadable(task_id: str, error: Exception) -> CheckpointDamaged:
+    return CheckpointDamaged(f"the record of task {task_id} is not readable: {error}")
 
 
 def _document(raw: bytes | None) -> dict[str, Any]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -103,7 +104,8 @@ class Writes:
         pipe.set(self.keys.lock(task_id), fence, px=lease_ttl_ms)
         pipe.set(self.keys.epoch(task_id), fence)
         deadline = at.now_ms + lease_ttl_ms
-        self.move(pipe, task_id, Status.RUNNING, deadline, at.now_ms, attempts=at.attempts + 1, owner=owner, reason="")
+        fields = {"attempts": at.attempts + 1, "owner": owner, "reason": "", "redeliveries": 0}
+        self.move(pipe, task_id, Status.RUNNING, deadline, at.now_ms, **fields)
         self.tell(pipe, task_id, "claimed", at.now_ms, attempt=at.attempts + 1, epoch=epoch_number(fence))
 
     def recovered(
@@ -121,14 +123,16 @@ class Writes:
             why = at.cancel or f"crashed {in_row} times in a row, {crashes} in all; the last time: {proof}"
             self.end(pipe, task_id, status, at.now_ms, reason=why)
 
-    def afresh(self, pipe: Pipeline, task_id: str, mark: str, turns_max: int | None) -> None:
+    def afresh(self, pipe: Pipeline, task_id: str, mark: str, limits: Mapping[str, int | None]) -> None:
+        """`limits`: task fields to change; None leaves one as it is."""
         for key in self.keys.of_task(task_id):
             pipe.persist(key)
         pipe.hdel(self.keys.control(task_id), "cancel")
         fields: dict[Any, Any] = {"crashes": 0, "crashesInRow": 0, "retried": mark}
         pipe.hset(self.keys.task(task_id), mapping={**fields, "finishedAtMs": "", "result": "", "error": ""})
-        if turns_max is not None:
-            pipe.hset(self.keys.task(task_id), "maxTurns", turns_max)
+        for name, limit in limits.items():
+            if limit is not None:
+                pipe.hset(self.keys.task(task_id), name, limit)
 
     def step(self, pipe: Pipeline, task_id: str, message: Message | None, checkpoint: Checkpoint) -> None:
         """A message (if it is kept) and the checkpoint after it. Costs what this step added, not the history."""
