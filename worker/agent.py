@@ -19,6 +19,7 @@ from worker.state.lease import Holder
 from worker.state.store import Store
 from worker.state.task import Status, Task
 from worker.tools.output import clean
+from worker.tools.plain import Unprintable
 
 if TYPE_CHECKING:  # importing it costs a second: anthropic
     from worker.model import Model, Response
@@ -27,7 +28,6 @@ log = logging.getLogger(__name__)
 
 FINISHED = frozenset({"end_turn", "stop_sequence"})
 RUNS_TOOLS = frozenset({"tool_use", "pause_turn"})  # a pause may hold our calls too; then they must be answered
-GOES_ON = frozenset({"pause_turn"})
 
 # Ends that are no answer. The response is counted and not kept: a cut-off call in it must never run.
 REFUSED_ENDS = {
@@ -76,35 +76,33 @@ class Agent:
 
     def take(self, response: Response) -> Ending | None:
         """Point A: count the response, and keep it if the conversation can go on from it."""
-        message: Message = {"role": "assistant", "content": clean(response.content)}
-        pending = tool_calls(message, self.now.turns + 1) if response.stop_reason in RUNS_TOOLS else ()
-        known = response.stop_reason in FINISHED | RUNS_TOOLS
+        message, stop = _message(response), clean(response.stop_reason)
+        made = tool_calls(message, self.now.turns + 1)
+        pending = made if stop in RUNS_TOOLS else ()
         # Calls that will not be answered must not stay in the history, and an empty message may not.
-        kept = known and bool(message["content"]) and len(tool_calls(message, 0)) == len(pending)
-        try:
-            encode(message)
-        except Unstorable as error:
-            raise ModelPermanent(f"the model's answer cannot be stored: {error}") from None
+        goes_on = stop in FINISHED | RUNS_TOOLS and len(made) == len(pending)
+        kept = goes_on and bool(message["content"])
+        said = text_of(message)
         after = Checkpoint(
             turns=self.now.turns + 1,
             tokens_used=_added(self.now.tokens_used, response.usage),
             total_tokens=self.now.total_tokens + response.total_tokens,
             messages=[*self.now.messages, message] if kept else self.now.messages,
             pending=pending,
-            stop_reason=response.stop_reason,
+            stop_reason=stop if goes_on else "",  # there is nothing to end with: whoever goes on from here asks again
         )
         self.store.save_response(
             self.holder, message if kept else None, after,
-            stopReason=response.stop_reason, tokens=response.total_tokens, tries=response.tries,
-            text=response.text[:2_000], calls=[call.name for call in pending],
+            stopReason=stop, tokens=response.total_tokens, tries=response.tries,
+            text=said[:2_000], calls=[call.name for call in pending],
         )  # fmt: skip
         self.now = after
         crash_point("after-save-a")
-        event(log, "responded", task=self.task.task_id, turn=after.turns, stop=response.stop_reason, calls=len(pending))
-        if known:
+        event(log, "responded", task=self.task.task_id, turn=after.turns, stop=stop, calls=len(pending))
+        if goes_on:
             return None
-        why = REFUSED_ENDS.get(response.stop_reason, f"stopped: unknown stop_reason {response.stop_reason!r}")
-        return Ending(Status.FAILED, why, result=response.text, error=f"{why} (request {response.request_id})")
+        why = _why_not(stop)
+        return Ending(Status.FAILED, why, result=said, error=f"{why} (request {response.request_id})")
 
     def answer_calls(self) -> Held | None:
         """Point B: every pending call gets its result, in one user message, in the order of the calls."""
@@ -142,10 +140,37 @@ class Agent:
 
 def last_text(messages: list[Message]) -> str:
     """The text of the last message, if it is the assistant's."""
-    if messages[-1]["role"] != "assistant":
-        return ""
-    blocks = messages[-1]["content"]
+    return text_of(messages[-1]) if messages[-1]["role"] == "assistant" else ""
+
+
+def text_of(message: Message) -> str:
+    """The text blocks of an assistant's message, put together."""
+    blocks = message["content"]
     return "".join(block["text"] for block in blocks if block.get("type") == "text" and block.get("text"))
+
+
+def _message(response: Response) -> Message:
+    """The response as it is stored and sent back; raises ModelPermanent if it cannot be stored."""
+    try:
+        # The API answers with blank text now and then, and refuses every request that holds some (case G12).
+        content = [block for block in clean(response.content) if not _is_blank(block)]
+        encode({"content": content})
+    except (Unprintable, Unstorable) as error:
+        why = f"the model's answer cannot be stored: {error}"
+        raise ModelPermanent(why, request_id=response.request_id) from None
+    return {"role": "assistant", "content": content}
+
+
+def _is_blank(block: dict[str, Any]) -> bool:
+    text = block.get("text")
+    return block.get("type") == "text" and isinstance(text, str) and not text.strip()
+
+
+def _why_not(stop: str) -> str:
+    """Why a response that stopped so is no answer."""
+    if stop in FINISHED:
+        return f"stopped: the model called a tool and ended all the same ({stop})"
+    return REFUSED_ENDS.get(stop, f"stopped: unknown stop_reason {stop!r}")
 
 
 def _limit(what: str) -> Ending:

@@ -56,6 +56,7 @@ class Answers:
     markers: dict[str, Marker] = field(default_factory=dict)
     markers_trusted: bool = True
     decided: dict[str, str] = field(default_factory=dict)
+    recorded: int = 0  # results written to the ledger in this attempt
 
     def to(self, calls: Sequence[Call]) -> list[dict[str, Any]] | Held:
         """One tool_result block per call, in order. Neighbouring read-only calls run side by side, others alone.
@@ -105,10 +106,14 @@ class Answers:
 
     def _run(self, call: Call, tool: Tool, decision: Decision) -> ToolResult:
         if problem := tool.check(call.input):
-            return problem  # nothing can have happened, so nothing is marked or recorded
+            # Nothing can have happened, so nothing is marked or recorded; unless the tool took such input before a
+            # deploy, and was cut off.
+            may_have_run = decision is Decision.RERUN and tool.effect is not Effect.READ_ONLY
+            return ToolResult(STATE_UNKNOWN, is_error=True) if may_have_run else problem
         context = self._context_for(call, tool)
         if tool.effect is not Effect.READ_ONLY:
             self.store.mark_started(self.holder, call)
+            self.markers[call.id] = Marker(self.holder.epoch)  # should a cancel end the call
             crash_point("after-start-mark")
             self.holder.check()
         result = tool.run(call.input, context)
@@ -124,6 +129,7 @@ class Answers:
         except Unstorable as error:
             result = ToolResult(f"The call ran; its result cannot be stored: {error}", is_error=True)
         self.store.record_result(self.holder, call, entry(result), decision=decision.value)
+        self.recorded += 1
         self.entries[call.id] = entry(result)  # should a cancel come before point B
         crash_point("after-effect-write")
         return result
@@ -141,7 +147,7 @@ class Answers:
         decision = self._decide(call)
         if decision is Decision.REUSE:
             return ToolResult(self.entries[call.id].content, self.entries[call.id].is_error)
-        may_have_run = decision in (Decision.VERIFY, Decision.UNKNOWN, Decision.HOLD)
+        may_have_run = decision in (Decision.RERUN, Decision.VERIFY, Decision.UNKNOWN, Decision.HOLD)
         return ToolResult(STATE_UNKNOWN if may_have_run else NOT_EXECUTED, is_error=True)
 
     def _decide(self, call: Call) -> Decision:

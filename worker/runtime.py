@@ -13,17 +13,20 @@ from worker.answers import Answers, Held
 from worker.crashpoints import crash_point
 from worker.dispatch import JOB_TIMEOUTS, open_store
 from worker.errors import (
+    BatonError,
     CancelRequested,
     CheckpointTooNew,
     InvalidInput,
     LeaseLost,
     ModelConfig,
+    ModelFault,
     ModelPermanent,
     ModelTransient,
     RedisUnavailable,
     StorageRefused,
     TaskFailed,
     TaskFault,
+    WrongState,
 )
 from worker.heartbeat import Heartbeat
 from worker.log import event
@@ -110,7 +113,8 @@ class Attempt:
         self.store = store
         self.holder = holder
         self.loaded: Loaded | None = None
-        self.begun_at = 0
+        self.agent: Agent | None = None
+        self.begun: Checkpoint | None = None  # where the agent went on from
 
     def run(self) -> str:
         try:
@@ -133,21 +137,23 @@ class Attempt:
         """Run the agent; what went wrong with the task or the model becomes an outcome too."""
         try:
             self.loaded = load(self.store.client, self.store.keys, self.store.probe, self.holder)
-            return self._agent(self.loaded).run()
+            self.agent = self._agent(self.loaded)
+            self.begun = self.agent.now
+            return self.agent.run()
         except CancelRequested as asked:
             return Ending(Status.CANCELLED, str(asked))
         except CheckpointTooNew as error:
             return Pause(str(error), TOO_NEW_PARK_S, spends_attempt=False)
         except ModelTransient as error:
-            reason = f"the model cannot be reached just now: {error}"
+            reason = f"the model cannot be reached just now: {_named(error)}"
             return Pause(reason, TRANSIENT_PARK_S, error.retry_after_s or 0.0)
         except (ModelConfig, ToolDefinitionError) as error:
             event(log, "needs-a-person", level=logging.ERROR, task=self.holder.task_id, why=error)
-            return Pause(f"needs a person: {error}", CONFIG_PARK_S)
+            return Pause(f"needs a person: {_named(error)}", CONFIG_PARK_S)
         except TaskFault as error:
             return Ending(Status.FAILED, f"damaged: {error}", error=str(error))
         except (ModelPermanent, InvalidInput) as error:
-            return Ending(Status.FAILED, str(error), error=str(error))
+            return Ending(Status.FAILED, _named(error), error=_named(error))
         except JOB_TIMEOUTS as error:
             return TimedOut(str(error))
 
@@ -163,7 +169,6 @@ class Attempt:
         else:
             pending = ",".join(call.name for call in now.pending) or "nothing"
             event(log, "resumed", task=task.task_id, turn=now.turns, pending=pending, trusted=loaded.markers_trusted)
-        self.begun_at = self.holder.seq
         if task.tools is not None:
             toolbox = Toolbox(tool for tool in toolbox if tool.name in task.tools)
         known = (loaded.entries, loaded.markers, loaded.markers_trusted)
@@ -201,7 +206,7 @@ class Attempt:
                     what = f"nobody knows whether {call.name} (call {call.id}) took effect before a crash"
                     self.store.park(self.holder, f"needs a person: {what}", wait_ms=None)
                     return f"parked: {what}"
-                case TimedOut(why) if self.holder.seq > self.begun_at:
+                case TimedOut(why) if self._got_on():
                     self.store.hand_over(self.holder, f"RQ's job timeout: {why}")
                     return "handed over at RQ's job timeout"
                 case TimedOut():
@@ -217,7 +222,7 @@ class Attempt:
         return ending.status.value
 
     def _park(self, pause: Pause) -> str:
-        turns = self.loaded.checkpoint.turns if self.loaded and self.loaded.checkpoint else 0
+        turns = self.agent.now.turns if self.agent else self._turns_before()
         before = self.loaded.task.parked if self.loaded else ParkNote()
         streak = before.streak + 1 if before.turns == turns else 1
         wait_s = min(pause.first_wait_s * 2 ** min(streak - 1, 20), self.settings.park_max_s)
@@ -227,10 +232,24 @@ class Attempt:
         event(log, "parked", task=self.holder.task_id, seconds=round(wait_s, 1), why=pause.reason)
         return f"parked: {pause.reason}"
 
+    def _turns_before(self) -> int:
+        return self.loaded.checkpoint.turns if self.loaded and self.loaded.checkpoint else 0
+
+    def _got_on(self) -> bool:
+        """Something is stored that the next attempt need not do again. A start marker is not: a call that takes
+        longer than RQ's timeout would be begun for ever."""
+        return self.agent is not None and (self.agent.now is not self.begun or self.agent.answers.recorded > 0)
+
     def _give_back(self, why: str) -> str:
         """This attempt failed as a crash would, and is counted as one."""
         self.store.recover(self.holder.task_id, proof=why, fence=self.holder.fence)
         return f"given back: {why}"
+
+
+def _named(error: BatonError) -> str:
+    """What went wrong, with the API's name for the request, by which its owner can look it up."""
+    request_id = error.request_id if isinstance(error, ModelFault) else None
+    return str(error) if not request_id or request_id in str(error) else f"{error} (request {request_id})"
 
 
 def _refused(store: Store, task_id: str, delivery: int, refused: Refused) -> str:
@@ -238,6 +257,9 @@ def _refused(store: Store, task_id: str, delivery: int, refused: Refused) -> str
     event(log, "not-claimed", task=task_id, delivery=delivery, why=refused.why)
     ended_badly = refused.current and refused.status in (Status.FAILED, Status.DEAD)
     if ended_badly and store.writes.dispatcher.requeued_by_hand(task_id, delivery, refused.queue):
-        number = store.retry(task_id, by="requeued in rq-dashboard")
+        try:
+            number = store.retry(task_id, by="requeued in rq-dashboard")
+        except WrongState as error:  # somebody else has just retried it
+            return f"nothing to do: {error}"
         return f"{refused.why}, and its job was requeued by hand: retried as delivery {number}"
     return f"nothing to do: {refused.why}"
