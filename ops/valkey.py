@@ -144,7 +144,7 @@ def ensure(
     *,
     port: int | None = None,
     unix_socket: Path | str | None = None,
-    wait_s: float = 10,
+    wait_s: float = 30,
     extra: Sequence[str] = (),
 ) -> Server:
     """The server of `directory`: the one that runs, wherever it listens, or a new one that outlives us.

@@ -219,7 +219,7 @@ def test_wait_and_ping_give_up_with_a_sentence_and_without_the_password() -> Non
             timeout=30,
         )
         assert done.returncode == RedisUnavailable.exit_code
-        assert done.stderr.startswith("baton: no answer from redis://:***@127.0.0.1")
+        assert done.stderr.startswith("baton: no answer from redis://***@127.0.0.1")
         assert "sesame" not in done.stderr
 
 

@@ -125,7 +125,7 @@ def test_a_killed_process_is_noticed_long_before_its_lease_ends(
     process = other_process()
     assert not sweeper.sweep_once(), "control: it lives"
     process.kill()
-    report = wait_until(sweeper.sweep_once, "the sweeper to notice", timeout=5)
+    report = wait_until(sweeper.sweep_once, "the sweeper to notice")
     word, proof = report.recovered[T]
     assert (word, proof) == (Status.QUEUED, f"its process {process.pid} on {os.uname().nodename} is gone")
     assert store.client.ttl(f"rq:job:{T}-1") > 0

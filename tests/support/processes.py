@@ -74,7 +74,7 @@ class Proc:
     def assert_running(self) -> None:
         assert self.returncode is None, f"{self.argv} ended with {self.returncode}:\n{self.output()}"
 
-    def expect(self, text: str, *, timeout: float = 20) -> None:
+    def expect(self, text: str, *, timeout: float = 60) -> None:
         """Wait until the log holds `text`; fail at once if the process ends without it."""
 
         def seen() -> bool:
@@ -92,7 +92,7 @@ class Proc:
         if self.returncode is None:
             os.kill(self.pid, number)
 
-    def terminate(self, timeout: float = 20) -> int:
+    def terminate(self, timeout: float = 60) -> int:
         """SIGTERM, then wait for the exit code."""
         self.signal(signal.SIGTERM)
         return self.wait(timeout)
@@ -102,7 +102,7 @@ class Proc:
         self.signal(signal.SIGKILL)
         return self.wait(10)
 
-    def wait(self, timeout: float = 20) -> int:
+    def wait(self, timeout: float = 60) -> int:
         try:
             return self._child.wait(timeout)
         except subprocess.TimeoutExpired:

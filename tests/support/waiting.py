@@ -9,7 +9,7 @@ from typing import TypeVar
 T = TypeVar("T")
 
 
-def wait_until(predicate: Callable[[], T | None], awaited: str, *, timeout: float = 15, poll_s: float = 0.02) -> T:
+def wait_until(predicate: Callable[[], T | None], awaited: str, *, timeout: float = 60, poll_s: float = 0.02) -> T:
     """The first true value of `predicate`; AssertionError that names what was awaited, and what was seen last."""
     deadline = time.monotonic() + timeout
     while True:

@@ -34,7 +34,7 @@ def ledger(bench: Bench, task_id: str = T) -> list[str]:
 
 def meeting(parties: int) -> Callable[..., Any]:
     """A tool body that returns only once so many calls of it run at the same time."""
-    barrier = threading.Barrier(parties, timeout=20)
+    barrier = threading.Barrier(parties, timeout=60)
 
     def meet(n: int) -> str:
         barrier.wait()

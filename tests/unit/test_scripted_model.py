@@ -277,7 +277,7 @@ def test_the_command_prints_its_url_and_ends_clean(number, tmp_path):
         url = process.stdout.readline().strip()
         assert post(url, body(*HELLO))[1]["content"] == [{"type": "text", "text": "hi"}]
         os.kill(process.pid, number)
-        _, noise = process.communicate(timeout=20)
+        _, noise = process.communicate(timeout=60)
     assert (process.returncode, noise) == (0, "")
     assert len((tmp_path / "log.jsonl").read_text().splitlines()) == 1
 
@@ -286,7 +286,7 @@ def test_the_command_refuses_a_broken_script_in_a_sentence(tmp_path):
     script = tmp_path / "script.json"
     script.write_text('{"turns": [{"txt": 1}]}')
     argv = [sys.executable, "-m", "ops.scripted_model", str(script)]
-    done = subprocess.run(argv, capture_output=True, text=True, timeout=20, check=False)
+    done = subprocess.run(argv, capture_output=True, text=True, timeout=60, check=False)
     assert done.returncode == 2
     assert "turns.0.txt" in done.stderr
     assert "Traceback" not in done.stderr
@@ -298,7 +298,7 @@ def test_the_command_says_when_its_port_is_taken(tmp_path):
     with ScriptedModel(script) as model:
         port = model.url.rpartition(":")[2]
         argv = [sys.executable, "-m", "ops.scripted_model", str(script), "--port", port]
-        done = subprocess.run(argv, capture_output=True, text=True, timeout=20, check=False)
+        done = subprocess.run(argv, capture_output=True, text=True, timeout=60, check=False)
     assert done.returncode == 1
     assert "in use" in done.stderr
     assert "Traceback" not in done.stderr
