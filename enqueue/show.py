@@ -19,6 +19,9 @@ _DECIDED = {
     "unknown": "state unknown, not run again",
     "hold": "state unknown, waits for a person's decision",
     "no such tool": "there is no such tool; the model is told",
+    "resolved: happened": "a person said that it happened, not run again",
+    "resolved: not_happened": "a person said that it had not happened",
+    "resolved: report": "a person could not tell; the model is told",
     "verify: happened": "asked the world: it happened, not run again",
     "verify: not_happened": "asked the world: it had not happened",
     "verify: unknown": "asked the world: it cannot tell",
@@ -101,6 +104,10 @@ class Narrator:
 
     def on_redelivered(self, data: dict[str, Any], event: Event) -> list[str]:
         return ["its job was lost from the queue; queued again"]
+
+    def on_resolved(self, data: dict[str, Any], event: Event) -> list[str]:
+        what = _word(data["outcome"]).replace("_", " ")
+        return [f"{one_line(data['by'])} says of call {_word(data['call'])}: {what}; queued again"]
 
     def on_retried(self, data: dict[str, Any], event: Event) -> list[str]:
         return [f"queued again by {one_line(data['by'])}"]

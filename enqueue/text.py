@@ -16,7 +16,7 @@ from worker.errors import InvalidInput
 
 
 class TextCommand(click.Command):
-    """A command whose argument is prose, which may begin with a dash (case I03).
+    """A command whose argument is prose, which may begin with a dash.
 
     Sorts the words before click sees them. `-` is standard input. A word with white space in what would be its
     option's name (`- [ ] x`, `-f is broken`) is text. An option that needs a value does not swallow another option.

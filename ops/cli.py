@@ -22,6 +22,7 @@ COMMANDS = {
     "follow": ("ops.steer", "follow", "Watch a task until it ends, then print its answer."),
     "cancel": ("ops.steer", "cancel", "End a task."),
     "retry": ("ops.steer", "retry", "Queue an ended task again, or wake a parked one."),
+    "resolve": ("ops.steer", "resolve", "Say what became of a call that holds a task."),
     "status": ("ops.status", "status", "Count tasks by status; exit code 1 if any is dead."),
     "sweep": ("ops.sweep", "sweep", "Hand on tasks whose worker died."),
     "crash-points": ("ops.sweep", "crash_points", "List the points for CRASH_AFTER."),

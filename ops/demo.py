@@ -24,7 +24,7 @@ from rich.panel import Panel
 from rich.text import Text
 
 from enqueue.api import enqueue_task
-from enqueue.plain import one_line
+from enqueue.plain import one_line, plain
 from enqueue.show import Narrator
 from ops import valkey
 from ops.demo_script import NOTES, SCRIPT, TASK
@@ -176,7 +176,7 @@ class Verdict:
             claims["the recorded result was reused, the call was not run again"] = "reuse" in decided
         self.story.console.print()
         if report.exists():
-            text = Text(report.read_text(encoding="utf-8").rstrip()[:4000])
+            text = Text(plain(report.read_text(encoding="utf-8").rstrip()[:4000]))
             self.story.console.print(Panel(text, title=str(report), title_align="left", expand=False))
         for claim, holds in claims.items():
             mark = Text("  ✓ " if holds else "  ✗ ", style="bold green" if holds else "bold red")

@@ -92,8 +92,8 @@ def programs(
         command = f"{launcher} serve valkey --from-env --with-parent" + (" --standby" if standby else "")
         found.append(Program("valkey", command, priority=10, in_state_dir=True))
     if workers:
-        # Stock workers without a name: a fixed one is refused for minutes after a kill -9. SIGTERM lets the
-        # task at hand come to its next safe point.
+        # Stock workers without a name: a fixed one is refused for minutes after a kill -9. SIGTERM lets a
+        # task that is nearly done end; one that takes longer is cut off, and goes on where it stopped.
         command = f"{launcher} wait rq worker {settings.queue}"
         found.append(Program("worker", command, priority=20, stop_s=WORKER_STOP_S, count=workers))
     found.append(Program("sweeper", f"{launcher} wait baton sweep", priority=30))

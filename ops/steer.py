@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import getpass
 import sys
+from typing import Literal
 
 import click
 
 from enqueue.live import exit_code, print_answer, watch
 from enqueue.trouble import our_words
 from ops.reach import reach
-from worker.errors import RedisUnavailable, WrongState
+from worker.errors import InvalidInput, RedisUnavailable, WrongState
+from worker.state.ledger import Resolution
 from worker.state.task import Status
 
 
@@ -74,6 +76,33 @@ def retry(id: str, max_turns: int | None, max_tokens_total: int | None) -> None:
         return
     delivery = reached.store.retry(task_id, user(), turns_max=max_turns, tokens_max=max_tokens_total)
     click.echo(f"{task_id}: queued again (delivery {delivery})")
+
+
+@click.command("resolve")
+@click.argument("id")
+@click.argument("call", required=False)
+@click.option("--happened", metavar="RESULT", help="It took effect; RESULT is what the model is told it returned.")
+@click.option("--not-happened", is_flag=True, help="It did not take effect, and is run now.")
+@click.option("--report", is_flag=True, help="Nobody knows; the model is told so.")
+def resolve(id: str, call: str | None, happened: str | None, not_happened: bool, report: bool) -> None:
+    """Say what became of a call that holds task ID, which then goes on.
+
+    CALL is the call's id, or a beginning of it; it can be left out if only one call is pending.
+    """
+    if [happened is not None, not_happened, report].count(True) != 1:
+        raise click.UsageError("say one of --happened RESULT, --not-happened, --report")
+    if happened is not None and (not happened.strip() or not happened.isprintable()):
+        raise click.UsageError("RESULT must be a line of text, and not blank")
+    reached = reach()
+    task_id = reached.find(id)
+    progress = reached.views.progress(task_id)
+    pending = [one["id"] for one in progress["pendingToolUse"] or [] if one["id"].startswith(call or "")]
+    if len(pending) != 1:
+        raise InvalidInput(f"task {task_id} has {len(pending)} pending calls like that: {', '.join(pending) or 'none'}")
+    outcome: Literal["happened", "not_happened", "report"] = "not_happened" if not_happened else "report"
+    resolution = Resolution("happened" if happened is not None else outcome, happened or "")
+    reached.store.resolve(task_id, progress["turns"], pending[0], resolution, user())
+    click.echo(f"{task_id}: {pending[0]} resolved ({resolution.outcome.replace('_', ' ')}); queued again")
 
 
 def user() -> str:

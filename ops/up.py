@@ -234,7 +234,7 @@ def _print_table(settings: Settings, workers: int, *, started: bool, port: int |
         "dashboard": f"http://127.0.0.1:{port}" if port else "off",
         "logs": str(home / "logs"),
         "enqueue": 'enqueue-task "…"   (in another terminal, in this directory)',
-        "stop": "Ctrl-C   (workers first come to a safe point; the data stays)",
+        "stop": f"Ctrl-C   (a task still running after {stack.WORKER_STOP_S} s is cut off and goes on next time)",
     }
     for name, text in rows.items():
         table.add_row(name, text)

@@ -13,7 +13,7 @@ from worker.answers import Answers, Held
 from worker.crashpoints import crash_point
 from worker.errors import CancelRequested, ModelPermanent
 from worker.log import event
-from worker.state.checkpoint import Checkpoint, Message, tool_calls
+from worker.state.checkpoint import Checkpoint, Message, find_unsound, tool_calls
 from worker.state.codec import Unstorable, encode
 from worker.state.lease import Holder
 from worker.state.store import Store
@@ -152,13 +152,16 @@ def text_of(message: Message) -> str:
 def _message(response: Response) -> Message:
     """The response as it is stored and sent back; raises ModelPermanent if it cannot be stored."""
     try:
-        # The API answers with blank text now and then, and refuses every request that holds some (case G12).
+        # The API answers with blank text now and then, and refuses every request that holds some.
         content = [block for block in clean(response.content) if not _is_blank(block)]
         encode({"content": content})
     except (Unprintable, Unstorable) as error:
         why = f"the model's answer cannot be stored: {error}"
         raise ModelPermanent(why, request_id=response.request_id) from None
-    return {"role": "assistant", "content": content}
+    message = {"role": "assistant", "content": content}
+    if problem := find_unsound(message):
+        raise ModelPermanent(f"the model's answer is malformed: {problem}", request_id=response.request_id)
+    return message
 
 
 def _is_blank(block: dict[str, Any]) -> bool:

@@ -18,10 +18,10 @@ from typing import Any
 
 from worker.crashpoints import crash_point
 from worker.log import event
-from worker.reconcile import Decision, Nature, decide, when_unknown
+from worker.reconcile import Decision, Nature, after_asking, decide
 from worker.state.codec import Unstorable, digest
 from worker.state.lease import Holder
-from worker.state.ledger import Call, Entry, Marker
+from worker.state.ledger import Call, Entry, Marker, Resolution
 from worker.state.store import Store
 from worker.tools import Effect, Tool, Toolbox, ToolContext, ToolResult
 
@@ -56,6 +56,8 @@ class Answers:
     markers: dict[str, Marker] = field(default_factory=dict)
     markers_trusted: bool = True
     decided: dict[str, str] = field(default_factory=dict)
+    resolutions: dict[str, Resolution] = field(default_factory=dict)
+    resumed: bool = False  # the calls were pending when this attempt began
     recorded: int = 0  # results written to the ledger in this attempt
 
     def to(self, calls: Sequence[Call]) -> list[dict[str, Any]] | Held:
@@ -70,7 +72,14 @@ class Answers:
                 if isinstance(result, Held):
                     return result
                 blocks.append(result_block(call, result))
-        self.entries, self.markers, self.markers_trusted = {}, {}, True  # these calls are over
+        if self.resumed:
+            for call in calls:
+                decision = self.decided.get(call.id, "")
+                task = self.holder.task_id
+                event(log, "reconciled", task=task, turn=call.turn, call=call.id, name=call.name, decision=decision)
+        # These calls are over; nothing of them is known of the next ones.
+        self.entries, self.markers, self.markers_trusted = {}, {}, True
+        self.resolutions, self.resumed = {}, False
         return blocks
 
     def without_running(self, calls: Sequence[Call]) -> list[dict[str, Any]]:
@@ -81,18 +90,22 @@ class Answers:
         self.holder.watch()
         decision = self._decide(call)
         tool = self.toolbox.get(call.name)
-        if decision is Decision.VERIFY and tool is not None:
+        if (resolution := self.resolutions.get(call.id)) and decision not in (Decision.REUSE, Decision.RUN):
+            self.decided[call.id] = f"resolved: {resolution.outcome}"
+            if resolution.outcome == "happened":
+                return self._record(call, ToolResult(resolution.text), decision)
+            decision = Decision.RUN if resolution.outcome == "not_happened" and tool else Decision.UNKNOWN
+        elif decision is Decision.VERIFY and tool is not None:
             verdict = tool.ask(call.input, self._context_for(call, tool))
             event(log, "verified", task=self.holder.task_id, call=call.id, outcome=verdict.outcome)
             self.decided[call.id] = f"{decision.value}: {verdict.outcome}"
-            if verdict.outcome == "happened":
+            decision = after_asking(verdict.outcome, self.markers.get(call.id), nature_of(tool))
+            if decision is Decision.VERIFY:
                 return self._record(call, ToolResult(verdict.result), decision)
-            decision = Decision.RUN if verdict.outcome == "not_happened" else when_unknown(nature_of(tool))
-        self.decided[call.id] = decision.value
+        self.decided.setdefault(call.id, decision.value)
         match decision:
             case Decision.REUSE:
                 entry = self.entries[call.id]
-                event(log, "result-reused", task=self.holder.task_id, call=call.id, name=call.name)
                 return ToolResult(entry.content, entry.is_error)
             case Decision.RUN | Decision.RERUN if tool is not None:
                 return self._run(call, tool, decision)
@@ -101,7 +114,8 @@ class Answers:
             case Decision.NO_SUCH_TOOL:
                 return ToolResult(f"There is no tool called {call.name!r}. {self._tools_there_are()}", is_error=True)
             case _:
-                event(log, "outcome-unknown", level=logging.WARNING, task=self.holder.task_id, call=call.id)
+                about = {"task": self.holder.task_id, "call": call.id, "name": call.name}
+                event(log, "outcome-unknown", level=logging.WARNING, **about)
                 return ToolResult(STATE_UNKNOWN, is_error=True)
 
     def _run(self, call: Call, tool: Tool, decision: Decision) -> ToolResult:
@@ -112,8 +126,8 @@ class Answers:
             return ToolResult(STATE_UNKNOWN, is_error=True) if may_have_run else problem
         context = self._context_for(call, tool)
         if tool.effect is not Effect.READ_ONLY:
-            self.store.mark_started(self.holder, call)
-            self.markers[call.id] = Marker(self.holder.epoch)  # should a cancel end the call
+            self.store.mark_started(self.holder, call, tool.effect.value)
+            self.markers[call.id] = Marker(self.holder.epoch, tool.effect.value)  # should a cancel end the call
             crash_point("after-start-mark")
             self.holder.check()
         result = tool.run(call.input, context)
@@ -135,13 +149,12 @@ class Answers:
         return result
 
     def _together(self, calls: Sequence[Call]) -> list[ToolResult | Held]:
-        with ThreadPoolExecutor(min(PARALLEL_MAX, len(calls)), thread_name_prefix="tool") as pool:
-            futures = [pool.submit(self._answer, call) for call in calls]
-            try:
-                return [future.result() for future in futures]
-            except BaseException:
-                pool.shutdown(wait=False, cancel_futures=True)
-                raise
+        pool = ThreadPoolExecutor(min(PARALLEL_MAX, len(calls)), thread_name_prefix="tool")
+        try:
+            return [future.result() for future in [pool.submit(self._answer, call) for call in calls]]
+        finally:
+            # After a timeout, a cancel or a lost lease nobody waits for those that still run: they only read.
+            pool.shutdown(wait=False, cancel_futures=True)
 
     def _as_it_stands(self, call: Call) -> ToolResult:
         decision = self._decide(call)
@@ -156,7 +169,7 @@ class Answers:
             entry=self.entries.get(call.id),
             marker=self.markers.get(call.id),
             markers_trusted=self.markers_trusted,
-            nature=nature_of(self.toolbox.get(call.name)),
+            nature=None if (tool := self.toolbox.get(call.name)) is None else nature_of(tool),
         )
 
     def _context_for(self, call: Call, tool: Tool) -> ToolContext:
@@ -171,9 +184,9 @@ class Answers:
         return f"The tools are: {', '.join(names)}." if names else "This task has no tools."
 
 
-def nature_of(tool: Tool | None) -> Nature | None:
+def nature_of(tool: Tool) -> Nature:
     """What reconcile needs to know of a tool."""
-    return None if tool is None else Nature(tool.effect, tool.verify is not None, tool.on_unknown)
+    return Nature(tool.effect, tool.verify is not None, tool.on_unknown)
 
 
 def idempotency_key(task_id: str, call: Call) -> str:

@@ -1,7 +1,8 @@
 """Named points at which a process can be told to die: `CRASH_AFTER=<label>:<n>`.
 
-The n-th passing of the point in this process kills it with SIGKILL (exit 137): no finally block, no
-atexit, no lease release. Without the variable a point costs one comparison. `baton crash-points` lists them.
+The n-th passing of the point in this process (under RQ: the work-horse of one task) kills it with SIGKILL (exit 137):
+no finally block, no atexit, no lease release. Without the variable a point costs one comparison. `baton crash-points`
+lists them.
 
 Two more for drills with a whole fleet in one environment: `CRASH_ONCE=<file>` lets only the first process die that
 creates the file (which then holds its pid and its parent's); with `CRASH_WAIT=1` it waits there to be killed from
@@ -10,11 +11,16 @@ outside, its heartbeat still beating.
 
 from __future__ import annotations
 
+import logging
 import os
 import signal
 import threading
 import time
 from pathlib import Path
+
+from worker.log import event
+
+log = logging.getLogger(__name__)
 
 POINTS = {
     "after-claim": "the task is owned, nothing else happened yet",
@@ -47,6 +53,7 @@ def crash_point(label: str) -> None:
             return
     if (once := os.environ.get("CRASH_ONCE")) and not _first(Path(once)):
         return
+    event(log, "crash-point", level=logging.WARNING, label=label, passing=_passed[label], pid=os.getpid())
     while os.environ.get("CRASH_WAIT"):
         time.sleep(3600)
     os.kill(os.getpid(), signal.SIGKILL)
@@ -64,8 +71,10 @@ def _first(path: Path) -> bool:
     return True
 
 
-def check_crash_after(value: str) -> None:
-    """Raise ValueError with the list of labels unless `value` is `<label>` or `<label>:<n>`, n ≥ 1."""
+def check_crash_after(value: str | None = None) -> None:
+    """Raise ValueError with the list of labels unless `value` (else CRASH_AFTER, if set) is `<label>` or `<label>:<n>`,
+    n ≥ 1: a drill that kills nobody would pass."""
+    value = os.environ.get("CRASH_AFTER", "") if value is None else value
     name, _, number = value.partition(":")
-    if name not in POINTS or not (number or "1").isdigit() or int(number or 1) < 1:
+    if value and (name not in POINTS or not (number or "1").isdigit() or int(number or 1) < 1):
         raise ValueError(f"CRASH_AFTER={value!r}: expected <label>:<n> with a label of {', '.join(POINTS)}")

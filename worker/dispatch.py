@@ -25,7 +25,7 @@ from worker.state.views import Queued
 
 ENTRY_POINT = "worker.jobs.run_task"
 
-# Raised by RQ inside a running job, as an Exception; never to be mistaken for a tool's error (case H09).
+# Raised by RQ inside a running job, as an Exception; never to be mistaken for a tool's error.
 JOB_TIMEOUTS: tuple[type[BaseException], ...] = (BaseTimeoutException,)
 
 

@@ -1,6 +1,6 @@
 """Keeps a lease alive from its own thread over its own connection, and notices its loss and a cancel.
 
-The runner's thread never waits for this one, and no lock or connection is shared with it (case D13).
+The runner's thread never waits for this one, and no lock or connection is shared with it.
 """
 
 from __future__ import annotations

@@ -159,7 +159,7 @@ class Call:
         return Response(
             content=content,
             stop_reason=stop_reason,
-            usage=dict.fromkeys(COUNTERS, 0) | {k: v for k, v in counts.items() if type(v) is int},
+            usage=dict.fromkeys(COUNTERS, 0) | {k: max(v, 0) for k, v in counts.items() if type(v) is int},
             request_id=request_id,
             tries=self.tries,
             stop_details=message.get("stop_details"),

@@ -33,6 +33,9 @@ _CONFIG_CODES = {
 _OWN_SPEND_LIMIT = "You have reached your specified"
 
 
+RETRY_AFTER_MAX_S = 30 * 86_400.0  # longer is no answer of the API, and would overflow somewhere later
+
+
 def translate(error: BaseException) -> BaseException:
     """The error to raise instead of `error`: a ModelFault, or the error itself if it is not about the model.
 
@@ -81,20 +84,14 @@ def api_fault(status: int, body: object, headers: Mapping[str, str]) -> ModelFau
 
 
 def retry_after_s(headers: Mapping[str, str]) -> float | None:
-    """How long the API asks us to wait: `retry-after-ms`, or `retry-after` in seconds or as an HTTP date."""
-    millis = _number(headers.get("retry-after-ms"))
-    if millis is not None:
-        return max(0.0, millis / 1000)
-    value = headers.get("retry-after")
-    seconds = _number(value)
-    if seconds is not None:
-        return max(0.0, seconds)
-    until = _date(value)
-    if until is None:
-        return None
-    # Against the server's own clock where it tells it: ours may be off by more than the wait.
-    now = _date(headers.get("date")) or datetime.now(UTC)
-    return max(0.0, (until - now).total_seconds())
+    """How long the API asks us to wait, 0 to RETRY_AFTER_MAX_S: `retry-after-ms`, or `retry-after` in seconds or as an
+    HTTP date."""
+    millis, value = _number(headers.get("retry-after-ms")), headers.get("retry-after")
+    seconds = _number(value) if millis is None else millis / 1000
+    if seconds is None and (until := _date(value)) is not None:
+        # Against the server's own clock where it tells it: ours may be off by more than the wait.
+        seconds = (until - (_date(headers.get("date")) or datetime.now(UTC))).total_seconds()
+    return None if seconds is None else min(max(0.0, seconds), RETRY_AFTER_MAX_S)
 
 
 def words(value: object) -> str:

@@ -5,12 +5,15 @@
     miss            absent    any                      RUN: it never started
     miss            present   read_only                RERUN
     miss            present   idempotent               RERUN, with the same idempotency key
-    miss            present   side_effect, `verify`    VERIFY: ask the world; if it cannot tell, as without
+    miss            present   side_effect, `verify`    VERIFY: ask the world; if it cannot tell, as without. "It has
+                                                       not happened" counts only if the process that began the call is
+                                                       proven dead: one that merely sleeps may yet do it
     miss            present   side_effect              UNKNOWN, or HOLD if the tool says on_unknown="hold"
     miss            absent    tool not known here      NO_SUCH_TOOL
 
 A hit needs the same turn, name and input digest; with another name or digest it is not a hit but damage. "Absent"
-counts only if Redis lost nothing since point A; else a missing marker is taken for present (design 4.4).
+counts only if Redis lost nothing since point A; else a missing marker is taken for present. The effect is
+the stricter one of the marker's and today's: a deploy cannot make a call harmless that was begun as a side effect.
 """
 
 from __future__ import annotations
@@ -59,9 +62,19 @@ def decide(
         return Decision.NO_SUCH_TOOL if never_started else Decision.UNKNOWN
     if never_started:
         return Decision.RUN
-    if nature.effect in (Effect.READ_ONLY, Effect.IDEMPOTENT):
+    began_as_side_effect = marker is not None and marker.effect == Effect.SIDE_EFFECT
+    if nature.effect is not Effect.SIDE_EFFECT and not began_as_side_effect:
         return Decision.RERUN
     return Decision.VERIFY if nature.can_verify else when_unknown(nature)
+
+
+def after_asking(outcome: str, marker: Marker | None, nature: Nature) -> Decision:
+    """What follows from verify's answer. VERIFY: it happened, record what verify told; RUN: it did not and cannot any
+    more; else as when nobody can tell."""
+    if outcome == "happened":
+        return Decision.VERIFY
+    dead = marker is not None and marker.holder_gone
+    return Decision.RUN if outcome == "not_happened" and dead else when_unknown(nature)
 
 
 def when_unknown(nature: Nature | None) -> Decision:

@@ -169,10 +169,14 @@ class Attempt:
         else:
             pending = ",".join(call.name for call in now.pending) or "nothing"
             event(log, "resumed", task=task.task_id, turn=now.turns, pending=pending, trusted=loaded.markers_trusted)
-        if task.tools is not None:
-            toolbox = Toolbox(tool for tool in toolbox if tool.name in task.tools)
-        known = (loaded.entries, loaded.markers, loaded.markers_trusted)
-        answers = Answers(self.store, self.holder, toolbox, self._context, *known)
+        # What a later deploy brings was never offered to this conversation, so it cannot be called in it.
+        offered = {tool["name"] for tool in request.get("tools", [])}
+        toolbox = Toolbox(tool for tool in toolbox if tool.name in offered)
+        calls = loaded.calls
+        answers = Answers(
+            self.store, self.holder, toolbox, self._context, calls.entries, calls.markers, loaded.markers_trusted,
+            resolutions=calls.resolutions, resumed=bool(now.pending),
+        )  # fmt: skip
         return Agent(self.store, self.holder, task, request, now, self.runtime.make_model(self.settings), answers)
 
     def _context(self, call: Call, tool: Tool, key: str) -> ToolContext:
@@ -188,7 +192,7 @@ class Attempt:
             result_max_bytes=self.settings.result_max_bytes,
             settings=self.settings,
             control_flow=JOB_TIMEOUTS,
-            should_stop=self.holder.stop.is_set,
+            should_stop=self.holder.stopping,
         )
 
     # -- letting go --------------------------------------------------------------------------------------------

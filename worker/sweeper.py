@@ -17,7 +17,7 @@ from typing import Any
 import redis
 
 from worker.dispatch import RqDispatcher, open_store
-from worker.errors import BatonError, RedisUnavailable
+from worker.errors import BatonError, RedisUnavailable, StorageRefused
 from worker.log import event
 from worker.process import is_gone
 from worker.settings import Settings
@@ -69,7 +69,7 @@ class Sweeper:
         self._place = 0
 
     def sweep_once(self) -> SweepReport:
-        """One pass. Raises RedisUnavailable; trouble with a single task goes into the report."""
+        """One pass. Raises RedisUnavailable or StorageRefused; trouble with a single task goes into the report."""
         report = SweepReport()
         try:
             now = self.views.now_ms()
@@ -80,6 +80,8 @@ class Sweeper:
                     report.problems[f"the sweep itself ({step.__name__.strip('_')})"] = str(error)
         except (redis.ConnectionError, redis.TimeoutError) as error:
             raise RedisUnavailable(f"no answer from Redis: {error}") from error
+        except redis.ResponseError as error:  # busy with a script, no permission: not even the time is to be had
+            raise StorageRefused(f"Redis refuses: {error}") from error
         return report
 
     def _recover(self, report: SweepReport, now: int) -> None:
@@ -156,6 +158,8 @@ def run_forever(settings: Settings) -> None:
             if not away:  # once per outage, not once per second
                 event(log, "sweep-failed", level=logging.ERROR, why=error)
             away = True
+        except Exception:  # a bug of ours: whoever waits for this sweeper must not wait for ever
+            log.exception("sweep-failed")
         else:
             if away:
                 event(log, "sweeping-again")

@@ -222,7 +222,7 @@ def test_control_what_was_written_is_read_back_equal(store: Store) -> None:
     assert loaded.checkpoint is not None
     assert (loaded.checkpoint.messages, loaded.checkpoint.pending) == (AT_A.messages, AT_A.pending)
     assert (loaded.checkpoint.turns, loaded.checkpoint.tokens_used) == (1, {"input_tokens": 10})
-    assert (loaded.entries, list(loaded.markers), loaded.markers_trusted) == ({}, [CALL.id], True)
+    assert (loaded.calls.entries, list(loaded.calls.markers), loaded.markers_trusted) == ({}, [CALL.id], True)
     assert fresh.seq == holder.seq == 3
 
 
@@ -244,7 +244,7 @@ def test_entries_of_other_turns_are_not_those_of_this_call(store: Store) -> None
     holder = marked(store)
     store.client.hset(store.keys.ledger(T), f"7:{CALL.id}", b"{broken")
     loaded = load_as(store, holder)
-    assert loaded.entries == {}
+    assert loaded.calls.entries == {}
 
 
 def test_a_missing_marker_proves_nothing_after_a_restart(store: Store) -> None:

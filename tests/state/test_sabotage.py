@@ -32,6 +32,7 @@ from tests.state.kit import (
 from tests.state.test_endings import after_own_look
 from worker.errors import LeaseLost, RedisUnavailable
 from worker.state import guards, transact
+from worker.state.keys import call_field
 from worker.state.lease import Holder
 from worker.state.store import Store
 from worker.state.task import Status
@@ -228,7 +229,7 @@ def test_without_the_epoch_a_commit_goes_through_after_the_takeover(
             store.mark_started(holder, CALL)
     else:
         store.mark_started(holder, CALL)
-    assert store.client.exists(store.keys.started(T)) == (not protected)
+    assert store.client.hexists(store.keys.started(T), call_field(CALL.turn, CALL.id)) == (not protected)
 
 
 @BOTH

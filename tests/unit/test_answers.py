@@ -41,7 +41,7 @@ def test_each_calls_decision_is_told_by_its_id() -> None:
     made = [call(name, n) for n, name in enumerate(("send", "look", "put", "send", "post", "gone", "send"), 1)]
     known = {
         "entries": {"toolu_1": entry(made[0])},
-        "markers": dict.fromkeys(("toolu_1", "toolu_3", "toolu_4", "toolu_5"), MARK),
+        "markers": {**dict.fromkeys(("toolu_1", "toolu_4", "toolu_5"), MARK), "toolu_3": Marker(1, "idempotent")},
     }
     given = answers(bench, **known)
     blocks = given.to(made)
@@ -50,7 +50,7 @@ def test_each_calls_decision_is_told_by_its_id() -> None:
         "toolu_2": "run",
         "toolu_3": "rerun",
         "toolu_4": "unknown",
-        "toolu_5": "run",  # verify said that it had not happened
+        "toolu_5": "verify: not_happened",
         "toolu_6": "no such tool",
         "toolu_7": "run",
     }

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from worker.errors import CheckpointDamaged
-from worker.reconcile import Decision, Nature, decide, when_unknown
+from worker.reconcile import Decision, Nature, after_asking, decide, when_unknown
 from worker.state.codec import digest
 from worker.state.ledger import Call, Entry, Marker
 from worker.tools import Effect
@@ -43,11 +43,16 @@ def entry(name: str = CALL.name, given: Any = None, *, is_error: bool = False) -
     return Entry(name, digest(CALL.input if given is None else given), "done", is_error, epoch=1)
 
 
+def mark(nature: str) -> Marker:
+    known = NATURES[nature]
+    return Marker(1, known.effect.value if known else "side_effect")
+
+
 @pytest.mark.parametrize("nature", NATURES)
 @pytest.mark.parametrize(("marked", "trusted"), BOTH_WAYS)
 def test_a_call_without_an_entry(nature: str, marked: bool, trusted: bool) -> None:
     decision = decide(
-        CALL, entry=None, marker=Marker(1) if marked else None, markers_trusted=trusted, nature=NATURES[nature]
+        CALL, entry=None, marker=mark(nature) if marked else None, markers_trusted=trusted, nature=NATURES[nature]
     )
     if marked or not trusted:
         assert decision is MAY_HAVE_RUN[nature]
@@ -60,7 +65,7 @@ def test_a_call_without_an_entry(nature: str, marked: bool, trusted: bool) -> No
 @pytest.mark.parametrize(("marked", "trusted"), BOTH_WAYS)
 def test_a_recorded_call_is_reused_and_never_run(nature: str, is_error: bool, marked: bool, trusted: bool) -> None:
     """Also when the tool is gone after a deploy, and when what it returned was an error (E13)."""
-    marker = Marker(1) if marked else None
+    marker = mark(nature) if marked else None
     found = entry(is_error=is_error)
     assert decide(CALL, entry=found, marker=marker, markers_trusted=trusted, nature=NATURES[nature]) is Decision.REUSE
 
@@ -74,14 +79,14 @@ def test_a_recorded_call_is_reused_and_never_run(nature: str, is_error: bool, ma
 def test_an_entry_of_another_call_is_damage(nature: str, other: Entry) -> None:
     """A07: reused ids were taken for replays, and the old result given. Neither reuse nor run: a person has to look."""
     with pytest.raises(CheckpointDamaged, match="of another call"):
-        decide(CALL, entry=other, marker=Marker(1), markers_trusted=True, nature=NATURES[nature])
+        decide(CALL, entry=other, marker=mark(nature), markers_trusted=True, nature=NATURES[nature])
 
 
 @pytest.mark.parametrize("nature", [name for name in NATURES if name not in ("read_only", "idempotent")])
 @pytest.mark.parametrize("trusted", [True, False])
 def test_a_side_effect_that_may_have_happened_is_never_simply_run(nature: str, trusted: bool) -> None:
     """Guarantee 1, as a property of the table."""
-    marker = Marker(1) if trusted else None
+    marker = mark(nature) if trusted else None
     decision = decide(CALL, entry=None, marker=marker, markers_trusted=trusted, nature=NATURES[nature])
     assert decision not in (Decision.RUN, Decision.RERUN)
 
@@ -96,3 +101,28 @@ def test_a_side_effect_that_may_have_happened_is_never_simply_run(nature: str, t
 )
 def test_what_follows_when_verify_cannot_tell(nature: Nature | None, expected: Decision) -> None:
     assert when_unknown(nature) is expected
+
+
+@pytest.mark.parametrize("today", ["read_only", "idempotent"])
+def test_a_deploy_cannot_make_a_call_harmless_that_was_begun_as_a_side_effect(today: str) -> None:
+    """The tool was marked anew between the crash and the resume; what is out there happened under the old mark."""
+    begun = Marker(1, Effect.SIDE_EFFECT.value)
+    nature = NATURES[today]
+    assert decide(CALL, entry=None, marker=begun, markers_trusted=True, nature=nature) is Decision.UNKNOWN
+    control = decide(CALL, entry=None, marker=mark(today), markers_trusted=True, nature=nature)
+    assert control is Decision.RERUN
+
+
+def test_not_happened_is_final_only_of_a_process_that_is_dead() -> None:
+    """A holder paused between its marker and the call: verify truthfully said "no", the successor ran the call, and
+    the first one woke up and ran it too."""
+    nature = Nature(Effect.SIDE_EFFECT, can_verify=True)
+    hold = Nature(Effect.SIDE_EFFECT, can_verify=True, on_unknown="hold")
+    dead, asleep = Marker(1), Marker(1, holder_gone=False)
+    assert after_asking("not_happened", dead, nature) is Decision.RUN, "control"
+    for marker in (asleep, None):  # None: Redis lost the marker, so nobody knows whose call it was
+        assert after_asking("not_happened", marker, nature) is Decision.UNKNOWN
+        assert after_asking("not_happened", marker, hold) is Decision.HOLD
+    for marker in (dead, asleep, None):
+        assert after_asking("happened", marker, nature) is Decision.VERIFY
+        assert after_asking("unknown", marker, nature) is Decision.UNKNOWN

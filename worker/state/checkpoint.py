@@ -163,7 +163,22 @@ def _read_message(number: int, data: bytes) -> Message:
     return dict(message)
 
 
+def find_unsound(message: Message) -> str | None:
+    """Why a model's message cannot become part of the conversation, in words, or None: what is stored at point A must
+    be what the next holder accepts."""
+    if not all(_is_sound(block) for block in message["content"]):
+        return "a block has no type, a text no text, or a call no id, name or input"
+    if _result_ids(message):
+        return "it holds results of tools, which are ours to give"
+    made = tool_use_ids(message)
+    return "two of its calls have the same id" if len(set(made)) != len(made) else None
+
+
 def _is_sound(block: Any) -> bool:
-    if not isinstance(block, dict) or block.get("type") != "tool_use":
-        return isinstance(block, dict) and isinstance(block.get("type"), str)
+    if not isinstance(block, dict) or not isinstance(block.get("type"), str):
+        return False
+    if block["type"] == "text":
+        return isinstance(block.get("text"), str)
+    if block["type"] != "tool_use":
+        return True
     return all(isinstance(block.get(key), str) for key in ("id", "name")) and isinstance(block.get("input"), dict)

@@ -1,7 +1,7 @@
 """JSON documents that come back exactly as they went in, or are refused.
 
 orjson alone would not do: it writes NaN as null, refuses integers beyond 64 bits when writing and turns them
-into floats when reading (case E04). So what orjson cannot carry goes through the standard library, and every
+into floats when reading. So what orjson cannot carry goes through the standard library, and every
 document is read back and compared before it is stored.
 """
 

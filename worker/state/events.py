@@ -14,7 +14,7 @@ FEED_MAX = 10_000
 
 # Types that go to the fleet's feed and are counted; the others are progress of one task.
 LIFECYCLE = frozenset(
-    {"created", "claimed", "parked", "woken", "handed-over", "recovered", "redelivered", "retried", "ended"}
+    {"created", "claimed", "parked", "woken", "handed-over", "recovered", "redelivered", "retried", "resolved", "ended"}
 )
 
 

@@ -147,6 +147,36 @@ class Guards:
             self._transact_as(holder, own, reads, decide)
             holder.lose("released")
 
+    def _renew(self, holder: Holder, *, with_index: bool) -> None:
+        """Bound to the fence, like a commit; moves no `seq`, so that it never conflicts with one."""
+        sent_at, ttl = self.clock.monotonic(), self.policy.lease_ttl_ms
+        lock, epoch = self.keys.lock(holder.task_id), self.keys.epoch(holder.task_id)
+
+        def decide(replies: list[Any]) -> Decision[None]:
+            fence, cancel, locked, time = replies
+            self._require_fence(holder, text(fence))
+            if cancel is not None:
+                holder.ask_to_cancel(text(cancel))
+
+            def queue(pipe: Pipeline) -> None:
+                if locked:
+                    pipe.pexpire(lock, ttl)
+                else:  # lapsed or evicted, and nobody has taken the task: it is still ours
+                    pipe.set(lock, holder.fence, px=ttl)
+                if with_index:
+                    pipe.zadd(self.keys.index("running"), {holder.task_id: self.clock.server_ms(time) + ttl})
+
+            return Write(queue, None)
+
+        # The lock is watched here, and only here: one that lapses before the EXEC must be set, not prolonged.
+        reads = [("GET", epoch), ("HGET", self.keys.control(holder.task_id), "cancel"), ("EXISTS", lock), ("TIME",)]
+        transact(self.client, self.clock, [epoch, lock], reads, decide, patience_s=0, before_each=holder.check)
+        holder.confirm(sent_at)
+
+    def _holder(self, task_id: str, fence: str, delivery: int, attempt: int) -> Holder:
+        ttl_s, margin_s = self.policy.lease_ttl_ms / 1000, self.policy.lease_margin_ms / 1000
+        return Holder(task_id, fence, delivery, attempt, self.clock, ttl_s, margin_s)
+
     def _transact_as(
         self, holder: Holder, watch: Sequence[str], reads: Commands, decide: Callable[[list[Any]], Decision[None]]
     ) -> None:

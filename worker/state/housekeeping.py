@@ -11,7 +11,7 @@ from worker.state.keys import Keys
 from worker.state.standing import text
 from worker.state.views import Queued
 
-DOUBLINGS_MAX = 6
+DOUBLINGS_MAX = 4
 
 
 def missed(client: redis.Redis, keys: Keys) -> dict[str, float]:

@@ -37,7 +37,8 @@ class Keys:
         return self._of(task_id, ":ledger")
 
     def started(self, task_id: str) -> str:
-        """hash: `turn:tool_use_id` → start marker; written by the holder just before the call runs."""
+        """hash: `turn:tool_use_id` → start marker, written by the holder just before the call runs; and `lapsed:epoch`
+        for an ownership that recover took away on the lease's lapse alone, its process not proven dead."""
         return self._of(task_id, ":started")
 
     def lock(self, task_id: str) -> str:
@@ -87,6 +88,16 @@ class Keys:
 INDEXES = ("queued", "running", "parked", "finished")
 
 
+def resolution_field(turn: int, call_id: str) -> str:
+    """Field of a person's word about a call, in `control`."""
+    return f"resolve:{turn}:{call_id}"
+
+
+def lapsed_field(epoch: int) -> str:
+    """Field of a lapsed ownership in `started`."""
+    return f"lapsed:{epoch}"
+
+
 def call_field(turn: int, call_id: str) -> str:
-    """Field of a call in the ledger and in `started`. The turn is part of it: models do reuse ids (case A07)."""
+    """Field of a call in the ledger and in `started`. The turn is part of it: models do reuse ids."""
     return f"{turn}:{call_id}"

@@ -11,7 +11,7 @@ from worker.errors import CancelRequested, LeaseLost
 
 
 def new_token() -> str:
-    """Random for each claim: never host:pid, which a restarted container repeats (case C09)."""
+    """Random for each claim: never host:pid, which a restarted container repeats."""
     return secrets.token_hex(8)
 
 
@@ -28,7 +28,7 @@ class Holder:
     """Who holds a task. `fence` is `n:token`; `seq` the number of the last commit it knows of.
 
     `check()` is the holder's own bound: it trusts its lease only as long as a renewal it *sent* less than
-    the lease's ttl (less a margin) ago was answered, by its own monotonic clock (case D10).
+    the lease's ttl (less a margin) ago was answered, by its own monotonic clock.
     """
 
     task_id: str
@@ -67,8 +67,15 @@ class Holder:
         """Raise LeaseLost if the ownership is gone or in doubt."""
         if self._lost:
             raise self.lose(self._lost)
-        if self.clock.monotonic() > self._confirmed + self.lease_ttl_s - self.margin_s:
+        if self._in_doubt():
             raise self.lose("out of touch with Redis for almost the whole lease")
+
+    def stopping(self) -> bool:
+        """Lost, in doubt, or asked to end; for tools, which look just before they act."""
+        return self.stop.is_set() or self._in_doubt()
+
+    def _in_doubt(self) -> bool:
+        return self.clock.monotonic() > self._confirmed + self.lease_ttl_s - self.margin_s
 
     def watch(self) -> None:
         """`check`, and raise CancelRequested if a person asked for the end."""

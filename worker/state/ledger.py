@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 from worker.state.codec import decode, encode
 
@@ -49,16 +49,36 @@ class Entry:
 
 @dataclass(frozen=True)
 class Marker:
-    """A call may have run from here on, under this epoch."""
+    """A call may have run from here on, under this epoch, with this effect (a deploy may change the tool's).
+    `holder_gone`: the process that wrote it is proven dead; else it may still be about to run the call."""
 
     epoch: int
+    effect: str = "side_effect"
     at_ms: int = 0
+    holder_gone: bool = True
 
     def dump(self, at_ms: int) -> bytes:
-        return encode({"epoch": self.epoch, "atMs": at_ms})
+        return encode({"epoch": self.epoch, "effect": self.effect, "atMs": at_ms})
 
     @classmethod
     def load(cls, data: bytes) -> Marker:
         """Raises ValueError, KeyError or TypeError where `data` is not a marker."""
         raw = decode(data)
-        return cls(raw["epoch"], raw["atMs"])
+        return cls(raw["epoch"], raw["effect"], raw["atMs"])
+
+
+@dataclass(frozen=True)
+class Resolution:
+    """A person's word about a call whose outcome nobody else can tell. `text`: its result, if it happened."""
+
+    outcome: Literal["happened", "not_happened", "report"]
+    text: str = ""
+
+    def dump(self) -> bytes:
+        return encode({"outcome": self.outcome, "text": self.text})
+
+    @classmethod
+    def load(cls, data: bytes) -> Resolution:
+        """Raises ValueError, KeyError or TypeError where `data` is not a resolution."""
+        raw = decode(data)
+        return cls(raw["outcome"], raw["text"])

@@ -2,33 +2,43 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Any
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, TypeVar
 
 import redis
 
 from worker.errors import CheckpointDamaged
 from worker.state.checkpoint import Checkpoint, read_checkpoint
 from worker.state.codec import decode
-from worker.state.keys import Keys, call_field
+from worker.state.keys import Keys, call_field, lapsed_field, resolution_field
 from worker.state.lease import Holder
-from worker.state.ledger import Entry, Marker
+from worker.state.ledger import Entry, Marker, Resolution
 from worker.state.server import ServerProbe
 from worker.state.task import Task
 from worker.state.transact import error_code, patiently
 
+T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class Calls:
+    """What is known of the pending calls, by call id."""
+
+    entries: dict[str, Entry] = field(default_factory=dict)
+    markers: dict[str, Marker] = field(default_factory=dict)
+    resolutions: dict[str, Resolution] = field(default_factory=dict)
+
 
 @dataclass(frozen=True)
 class Loaded:
-    """`request` and `checkpoint` are None before the first `begin`. `entries` and `markers` cover the pending calls,
-    by call id. `markers_trusted`: Redis lost nothing since point A, so that a missing marker proves something (with
-    nothing pending there is nothing to prove)."""
+    """`request` and `checkpoint` are None before the first `begin`. `markers_trusted`: Redis lost nothing since A,
+    so that a missing marker proves something (with nothing pending there is nothing to prove)."""
 
     task: Task
     request: dict[str, Any] | None
     checkpoint: Checkpoint | None
-    entries: dict[str, Entry]
-    markers: dict[str, Marker]
+    calls: Calls
     markers_trusted: bool
 
 
@@ -56,15 +66,15 @@ def _load(client: redis.Redis, keys: Keys, probe: ServerProbe, holder: Holder) -
     if not raw_checkpoint and not documents:
         if request is not None:
             raise CheckpointDamaged("checkpoint lost: the task had begun, and nothing of its conversation is stored")
-        return Loaded(task, None, None, {}, {}, markers_trusted=True)
+        return Loaded(task, None, None, Calls(), markers_trusted=True)
     checkpoint = read_checkpoint(raw_checkpoint, documents)
     if request is None:
         raise CheckpointDamaged("the frozen request is lost: the conversation cannot be continued as it was")
     holder.seq = checkpoint.seq
-    entries, markers = _calls(client, keys, task_id, checkpoint)
+    calls = _calls(client, keys, task_id, checkpoint)
     same_server = bool(checkpoint.server_run_id) and checkpoint.server_run_id == run_id
     trusted = not checkpoint.pending or same_server or probe.loses_nothing(client)
-    return Loaded(task, request, checkpoint, entries, markers, trusted)
+    return Loaded(task, request, checkpoint, calls, trusted)
 
 
 def _request(raw: bytes) -> dict[str, Any]:
@@ -87,28 +97,31 @@ def _fetch(
         pipe.hgetall(keys.checkpoint(task_id))
         pipe.lrange(keys.messages(task_id), 0, -1)
         task, checkpoint, documents = pipe.execute()
-    reply = client.execute_command(*probe.run_id_command)  # type: ignore[no-untyped-call]
-    name = str(reply.get("run_id", "")) if isinstance(reply, dict) else probe.run_id(reply)
+    replies = [client.execute_command(*command) for command in probe.identity_commands]  # type: ignore[no-untyped-call]
+    name = probe.identity(replies)
     return task, checkpoint, documents, name
 
 
-def _calls(
-    client: redis.Redis, keys: Keys, task_id: str, checkpoint: Checkpoint
-) -> tuple[dict[str, Entry], dict[str, Marker]]:
+def _calls(client: redis.Redis, keys: Keys, task_id: str, checkpoint: Checkpoint) -> Calls:
     if not checkpoint.pending:
-        return {}, {}
-    fields = [call_field(call.turn, call.id) for call in checkpoint.pending]
+        return Calls()
+    reader: Any = client  # redis-py's types say bytes or str
+    pending = {call.id: call_field(call.turn, call.id) for call in checkpoint.pending}
+    resolving = [resolution_field(call.turn, call.id) for call in checkpoint.pending]
     try:
-        with client.pipeline(transaction=True) as pipe:
-            pipe.hmget(keys.ledger(task_id), fields)
-            pipe.hmget(keys.started(task_id), fields)
-            entries, markers = pipe.execute()
-        ids = [call.id for call in checkpoint.pending]
-        return (
-            {id: Entry.load(raw) for id, raw in zip(ids, entries, strict=True) if raw is not None},
-            {id: Marker.load(raw) for id, raw in zip(ids, markers, strict=True) if raw is not None},
-        )
+        entries = _decoded(pending, reader.hmget(keys.ledger(task_id), list(pending.values())), Entry.load)
+        markers = _decoded(pending, reader.hmget(keys.started(task_id), list(pending.values())), Marker.load)
+        resolutions = _decoded(pending, reader.hmget(keys.control(task_id), resolving), Resolution.load)
+        epochs = sorted({marker.epoch for marker in markers.values()})
+        marks = reader.hmget(keys.started(task_id), [lapsed_field(epoch) for epoch in epochs]) if epochs else []
     except redis.ResponseError as error:
         raise _damage(error, "the ledger or a start marker is not readable") from None
     except (ValueError, KeyError, TypeError) as error:
         raise CheckpointDamaged(f"the ledger or a start marker is not readable: {error}") from None
+    lapsed = {epoch for epoch, mark in zip(epochs, marks, strict=True) if mark is not None}
+    markers = {id: replace(marker, holder_gone=marker.epoch not in lapsed) for id, marker in markers.items()}
+    return Calls(entries, markers, resolutions)
+
+
+def _decoded(ids: Iterable[str], found: Sequence[bytes | None], read: Callable[[bytes], T]) -> dict[str, T]:
+    return {id: read(raw) for id, raw in zip(ids, found, strict=True) if raw is not None}

@@ -1,12 +1,13 @@
 """What the server is and what it promises, as far as reconcile needs to know.
 
-"No start marker" proves that a call never started only if Redis lost nothing since point A (design 4.4).
+"No start marker" proves that a call never started only if Redis lost nothing since point A.
 """
 
 from __future__ import annotations
 
 import re
-from typing import Protocol
+from collections.abc import Sequence
+from typing import Any, Protocol
 
 import redis
 
@@ -14,10 +15,11 @@ import redis
 class ServerProbe(Protocol):
     """Asks the server who it is."""
 
-    run_id_command: tuple[str, ...]
+    identity_commands: tuple[tuple[str, ...], ...]
 
-    def run_id(self, reply: bytes | str) -> str:
-        """The incarnation's name, from the answer to `run_id_command`."""
+    def identity(self, replies: Sequence[Any]) -> str:
+        """Names this incarnation of the server *and* its history, from the answers to `identity_commands`; "" if it
+        cannot be told, or if the server is not the master."""
         ...
 
     def loses_nothing(self, client: redis.Redis) -> bool:
@@ -28,12 +30,17 @@ class ServerProbe(Protocol):
 class InfoProbe:
     """The real thing, from INFO and CONFIG GET."""
 
-    run_id_command: tuple[str, ...] = ("INFO", "server")
+    identity_commands: tuple[tuple[str, ...], ...] = (("INFO", "server"), ("INFO", "replication"))
 
-    def run_id(self, reply: bytes | str) -> str:
-        text = reply.decode() if isinstance(reply, bytes) else str(reply)
-        found = re.search(r"^run_id:(\w+)", text, re.MULTILINE)
-        return found.group(1) if found else ""
+    def identity(self, replies: Sequence[Any]) -> str:
+        run_id, role, history = (
+            _field(reply, name)
+            for reply, name in zip(
+                [replies[0], replies[1], replies[1]], ["run_id", "role", "master_replid"], strict=True
+            )
+        )
+        # A server that was made a replica and promoted again keeps its run id, but not its history.
+        return f"{run_id}:{history}" if run_id and history and role == "master" else ""
 
     def loses_nothing(self, client: redis.Redis) -> bool:
         try:
@@ -53,14 +60,23 @@ class InfoProbe:
 class FixedProbe:
     """For servers without INFO (fakeredis): says what it was told. Shipped for tests."""
 
-    run_id_command: tuple[str, ...] = ("PING",)
+    identity_commands: tuple[tuple[str, ...], ...] = (("PING",),)
 
     def __init__(self, name: str = "fixed", *, durable: bool = False) -> None:
         self.name = name
         self.durable = durable
 
-    def run_id(self, reply: bytes | str) -> str:
+    def identity(self, replies: Sequence[Any]) -> str:
         return self.name
 
     def loses_nothing(self, client: redis.Redis) -> bool:
         return self.durable
+
+
+def _field(reply: Any, name: str) -> str:
+    """One line of an INFO answer, as it came or as redis-py made a dict of it."""
+    if isinstance(reply, dict):
+        return str(reply.get(name, ""))
+    text = reply.decode() if isinstance(reply, bytes) else str(reply)
+    found = re.search(rf"^{name}:(\w+)", text, re.MULTILINE)
+    return found.group(1) if found else ""

@@ -13,6 +13,7 @@
     redeliver                                  queued, delivery lost → queued
     cancel                                     queued, parked → cancelled; running → asked through control
     retry                                      failed, dead, cancelled → queued, by a person
+    resolve                                    parked → queued, by a person who knows what became of a call
 
 Giving or taking ownership changes the epoch in the same EXEC, so a holder that slept wakes up fenced. A holder
 never watches its lock: the renewal would abort its own commit; ownership is the epoch, the lock's ttl only says
@@ -32,12 +33,12 @@ from worker.errors import StorageRefused, TaskConflict, WrongState
 from worker.state.checkpoint import VERSION, Checkpoint, Message
 from worker.state.codec import encode
 from worker.state.guards import Guards
-from worker.state.keys import call_field
+from worker.state.keys import call_field, lapsed_field, resolution_field
 from worker.state.lease import Holder, epoch_number, new_token
-from worker.state.ledger import Call, Entry, Marker
+from worker.state.ledger import Call, Entry, Marker, Resolution
 from worker.state.standing import Refused, Standing, refusal, text
 from worker.state.task import Created, NewTask, ParkNote, Status
-from worker.state.transact import CONFLICTS_MAX, Decision, Settled, Write, transact
+from worker.state.transact import CONFLICTS_MAX, Decision, Settled, Write
 
 # A dedupe key answers with its task as long as that is one of these; a task that went wrong may be asked again.
 DEDUPES = frozenset({Status.QUEUED, Status.RUNNING, Status.PARKED, Status.SUCCEEDED})
@@ -114,6 +115,22 @@ class Store(Guards):
 
         return self._change(task_id, decide)
 
+    def resolve(self, task_id: str, turn: int, call_id: str, resolution: Resolution, by: str) -> None:
+        """A person says what became of a call that holds a parked task, which is queued again."""
+
+        def decide(at: Standing, extra: list[Any]) -> Decision[None]:
+            if at.require(task_id).status is not Status.PARKED:
+                raise WrongState(task_id, at.status, "resolved")
+
+            def queue(pipe: Pipeline) -> None:
+                pipe.hset(self.keys.control(task_id), resolution_field(turn, call_id), resolution.dump())
+                told: dict[str, Any] = {"by": by, "turn": turn, "call": call_id, "outcome": resolution.outcome}
+                self.writes.queue(pipe, task_id, at.delivery + 1, at.queue, at.now_ms, "resolved", **told)
+
+            return Write(queue, None)
+
+        self._change(task_id, decide)
+
     # -- by the sweeper --------------------------------------------------------------------------------------
 
     def wake(self, task_id: str, *, due_only: bool = False) -> bool:
@@ -156,6 +173,8 @@ class Store(Guards):
             status = Status.CANCELLED if at.cancel is not None else Status.DEAD if spent else Status.QUEUED
 
             def queue(pipe: Pipeline) -> None:
+                if fence is None:
+                    pipe.hset(self.keys.started(task_id), lapsed_field(epoch_number(at.fence)), at.now_ms)
                 self.writes.recovered(pipe, task_id, at, status, crashes, in_row, proof)
 
             return Write(queue, status)
@@ -205,17 +224,17 @@ class Store(Guards):
         `told` goes into the event. Sets `after.server_run_id`: the server that holds this point A."""
 
         def queue(pipe: Pipeline, now: int, rest: list[Any]) -> None:
-            after.server_run_id = self.probe.run_id(rest[0])
+            after.server_run_id = self.probe.identity(rest)
             self.writes.step(pipe, holder.task_id, message, after)
             self.writes.tell(pipe, holder.task_id, "responded", now, turn=after.turns, **told)
 
-        self._commit(holder, queue, reads=[self.probe.run_id_command])
+        self._commit(holder, queue, reads=self.probe.identity_commands)
 
-    def mark_started(self, holder: Holder, call: Call) -> None:
+    def mark_started(self, holder: Holder, call: Call, effect: str = "side_effect") -> None:
         """The call may run from here on. To be written before every call that is not read-only."""
 
         def queue(pipe: Pipeline, now: int, rest: list[Any]) -> None:
-            marker = Marker(holder.epoch).dump(now)
+            marker = Marker(holder.epoch, effect).dump(now)
             pipe.hset(self.keys.started(holder.task_id), call_field(call.turn, call.id), marker)
             self.writes.tell(pipe, holder.task_id, "call-started", now, turn=call.turn, call=call.id, name=call.name)
 
@@ -269,32 +288,3 @@ class Store(Guards):
             self.writes.queue(pipe, holder.task_id, number, at.queue, at.now_ms, "handed-over", **how)
 
         self._release(holder, queue, even_if_cancelled=False)
-
-    def _renew(self, holder: Holder, *, with_index: bool) -> None:
-        sent_at, ttl = self.clock.monotonic(), self.policy.lease_ttl_ms
-        lock, epoch = self.keys.lock(holder.task_id), self.keys.epoch(holder.task_id)
-
-        def decide(replies: list[Any]) -> Decision[None]:
-            fence, cancel, locked, time = replies
-            self._require_fence(holder, text(fence))
-            if cancel is not None:
-                holder.ask_to_cancel(text(cancel))
-
-            def queue(pipe: Pipeline) -> None:
-                if locked:
-                    pipe.pexpire(lock, ttl)
-                else:  # lapsed or evicted, and nobody has taken the task: it is still ours
-                    pipe.set(lock, holder.fence, px=ttl)
-                if with_index:
-                    pipe.zadd(self.keys.index("running"), {holder.task_id: self.clock.server_ms(time) + ttl})
-
-            return Write(queue, None)
-
-        reads = [("GET", epoch), ("HGET", self.keys.control(holder.task_id), "cancel"), ("EXISTS", lock), ("TIME",)]
-        # The lock is watched here, and only here: one that lapses before the EXEC must be set, not prolonged.
-        transact(self.client, self.clock, [epoch, lock], reads, decide, patience_s=0, before_each=holder.check)
-        holder.confirm(sent_at)
-
-    def _holder(self, task_id: str, fence: str, delivery: int, attempt: int) -> Holder:
-        ttl_s, margin_s = self.policy.lease_ttl_ms / 1000, self.policy.lease_margin_ms / 1000
-        return Holder(task_id, fence, delivery, attempt, self.clock, ttl_s, margin_s)

@@ -1,6 +1,6 @@
 """One WATCH / read / MULTI / EXEC, repeated until its outcome is known.
 
-The client's own retries are off: they run a MULTI twice when only the reply was lost (cases M1-M3). Here a
+The client's own retries are off: they run a MULTI twice when only the reply was lost. Here a
 lost reply, a WatchError and a refusal that will pass all lead to the same thing: read again, and let `decide`
 find out from what is stored whether the change was applied. So every `decide` must recognise its own change.
 """
@@ -110,7 +110,7 @@ def patiently(
         try:
             return attempt()
         except redis.WatchError as error:
-            # Somebody changed it; or the connection broke in EXEC, which redis-py reports in the same way (M3).
+            # Somebody changed it; or the connection broke in EXEC, which redis-py reports in the same way.
             cause = error.__context__
             if isinstance(cause, redis.ConnectionError | redis.TimeoutError):
                 failure, lost = cause, lost + 1

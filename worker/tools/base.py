@@ -20,15 +20,19 @@ import re
 from collections.abc import Callable
 from typing import Any, Literal, overload
 
+from worker.errors import ToolFailure
 from worker.tools.calling import FAILURES, call, error_text, stop_in
 from worker.tools.context import ToolContext, ToolDefinitionError, ToolResult, Verdict
 from worker.tools.effects import Effect
-from worker.tools.output import BYTES_MIN, render
+from worker.tools.output import BYTES_MIN, cut, render
 from worker.tools.signature import InputRefused, Parameters, describe, label, split_parameters
 
 __all__ = ["Effect", "Tool", "ToolContext", "ToolDefinitionError", "ToolResult", "Verdict", "tool"]
 
 OnUnknown = Literal["report", "hold"]
+
+# An exception is no proof that nothing happened: a read timeout comes after the payment. Only a ToolFailure is.
+MAY_HAVE_HAPPENED = "It may have taken effect before it failed. Check what happened before you repeat it."
 _NAME = re.compile(r"[a-zA-Z0-9_-]{1,64}")
 
 
@@ -90,7 +94,8 @@ class Tool:
         return None
 
     def run(self, input: Any, context: ToolContext) -> ToolResult:
-        """Run the call. Bad input and failures come back as is_error results.
+        """Run the call. Bad input and failures come back as is_error results; a side effect's failure says that it may
+        have happened all the same, unless the tool knows better and raised a ToolFailure.
 
         Raises only control flow: StopRunning, SystemExit, KeyboardInterrupt, and `context.control_flow`,
         also where a library wrapped it in an error of its own.
@@ -104,7 +109,12 @@ class Tool:
             return ToolResult(str(refused), is_error=True)
         except FAILURES as error:
             _raise_stop(error, context)
-            return ToolResult(error_text(error, limit), is_error=True)
+            words = error_text(error, limit)
+            if self.effect is Effect.SIDE_EFFECT and not isinstance(error, ToolFailure):
+                words = (
+                    cut(words, max(limit - len(MAY_HAVE_HAPPENED.encode()) - 1, BYTES_MIN)) + "\n" + MAY_HAVE_HAPPENED
+                )
+            return ToolResult(words, is_error=True)
 
     def ask(self, input: Any, context: ToolContext) -> Verdict:
         """Ask `verify` whether a call that was cut off took effect; its result is JSON-safe content already.

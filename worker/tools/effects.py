@@ -1,4 +1,4 @@
-"""What a tool does to the world; it decides what may happen to a call that was cut off (design.md 4.4)."""
+"""What a tool does to the world; it decides what may happen to a call that was cut off."""
 
 from __future__ import annotations
 

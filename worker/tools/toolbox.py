@@ -78,7 +78,7 @@ def _import(name: str) -> ModuleType:
         return importlib.import_module(name)
     except ToolDefinitionError as error:
         raise ToolDefinitionError(f"tools module {name}: {error}") from error
-    except Exception as error:  # whatever somebody's module does while it is imported
+    except (Exception, SystemExit) as error:  # whatever somebody's module does while it is imported; a script exits
         raise ToolDefinitionError(f"tools module {name} cannot be imported: {type(error).__name__}: {error}") from error
 
 

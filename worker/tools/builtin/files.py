@@ -157,6 +157,8 @@ def _replace(parent: int, name: str, data: bytes, path: str, context: ToolContex
             file.write(data)
             file.flush()
             os.fsync(file.fileno())
+        if context.cancelled:  # a process that was asleep past its lease must not undo what its successor wrote
+            raise ToolFailure(f"{path}: not written, the task is being stopped.")
         os.replace(temporary, name, src_dir_fd=parent, dst_dir_fd=parent)
     except BaseException:
         _forget(temporary, parent)

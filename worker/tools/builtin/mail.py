@@ -48,6 +48,8 @@ def send_email(
     server, sender = _setup(context.settings)
     message = _message(to, subject, body, sender, context.idempotency_key)
     with _connected(server, sender) as smtp:
+        if context.cancelled:  # asleep past its lease, say: the state of this call is reported as unknown by now
+            raise ToolFailure(f"The task is being stopped. {_NOT_SENT}")
         refused = _send(smtp, message)
     accepted = [address for address in to if address not in refused]
     note = f" The server refused: {_refusals(refused)}." if refused else ""

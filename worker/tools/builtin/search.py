@@ -1,7 +1,7 @@
 """grep: fixed text in the files of the workspace. The tool's docstring is read by the model.
 
 No regular expressions, on purpose: a pattern that backtracks holds the GIL inside one C call (10 s were
-measured, cases M5), the heartbeat falls silent, and the lease is lost. A subprocess to kill would cure that
+measured), the heartbeat falls silent, and the lease is lost. A subprocess to kill would cure that
 at the price of a fork in a process that may hold threads and locks; fixed text answers most questions.
 """
 
