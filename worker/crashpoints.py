@@ -74,7 +74,8 @@ def _first(path: Path) -> bool:
 def check_crash_after(value: str | None = None) -> None:
     """Raise ValueError with the list of labels unless `value` (else CRASH_AFTER, if set) is `<label>` or `<label>:<n>`,
     n ≥ 1: a drill that kills nobody would pass."""
-    value = os.environ.get("CRASH_AFTER", "") if value is None else value
+    if value is None and not (value := os.environ.get("CRASH_AFTER")):
+        return
     name, _, number = value.partition(":")
-    if value and (name not in POINTS or not (number or "1").isdigit() or int(number or 1) < 1):
+    if name not in POINTS or not (number or "1").isdigit() or int(number or 1) < 1:
         raise ValueError(f"CRASH_AFTER={value!r}: expected <label>:<n> with a label of {', '.join(POINTS)}")

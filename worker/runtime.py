@@ -168,6 +168,9 @@ class Attempt:
             now = Checkpoint(messages=[first])
         else:
             pending = ",".join(call.name for call in now.pending) or "nothing"
+            if not loaded.history_whole:
+                why = "Redis was restarted or replaced, and may have forgotten what it had acknowledged"
+                event(log, "history-may-be-lost", level=logging.WARNING, task=task.task_id, why=why)
             event(log, "resumed", task=task.task_id, turn=now.turns, pending=pending, trusted=loaded.markers_trusted)
         # What a later deploy brings was never offered to this conversation, so it cannot be called in it.
         offered = {tool["name"] for tool in request.get("tools", [])}

@@ -191,3 +191,23 @@ def test_a_parked_task_keeps_its_limits(commands: Commands) -> None:
     commands.enqueue("x", "--task-id=mine", "--delay=1h")
     assert "parked" in commands.refused(2, "baton", "retry", "mine", "--max-turns=90")
     assert commands.json("baton", "show", "mine")["status"] == "parked"
+
+
+def test_a_call_that_holds_a_task_is_resolved_by_a_person(commands: Commands, redis_client: redis.Redis) -> None:
+    commands.enqueue("x", "--task-id=mine")
+    assert "0 pending calls" in commands.refused(2, "baton", "resolve", "mine", "--report")
+    puppet = Puppet(redis_client, "mine").claim()
+    puppet.respond(calls={"toolu_1": "wire", "toolu_2": "wire"})
+    assert "cannot be resolved" in commands.refused(4, "baton", "resolve", "mine", "toolu_1", "--report"), "it runs"
+    puppet.store.park(puppet.held, "needs a person: nobody knows", wait_ms=None)
+
+    assert "say one of" in commands.refused(2, "baton", "resolve", "mine", "toolu_1")
+    assert "say one of" in commands.refused(2, "baton", "resolve", "mine", "toolu_1", "--report", "--not-happened")
+    assert "not blank" in commands.refused(2, "baton", "resolve", "mine", "toolu_1", "--happened", " ")
+    assert "2 pending calls" in commands.refused(2, "baton", "resolve", "mine", "--report")
+    assert "queued again" in commands.ok("baton", "resolve", "mine", "toolu_1", "--happened", "wired, no. 17")
+    assert (
+        redis_client.hget(Keys().control("mine"), "resolve:1:toolu_1")
+        == b'{"outcome":"happened","text":"wired, no. 17"}'
+    )
+    assert commands.json("baton", "show", "mine")["status"] == "queued"

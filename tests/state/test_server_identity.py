@@ -11,6 +11,7 @@ from ops import valkey
 from tests.state.kit import T, at_a, make_store
 from tests.support.waiting import wait_until
 from worker.state.load import load
+from worker.state.server import InfoProbe
 from worker.state.store import Store
 from worker.state.transact import connect
 
@@ -33,6 +34,7 @@ def test_a_server_that_was_a_replica_in_between_keeps_its_run_id_and_not_its_his
     ):
         client, other = connect(x.url), connect(y.url)
         store = make_store(client)
+        store.probe = InfoProbe()
         at_a(store)
         assert trusted(store), "control: the same server, and no excursion"
         x_port, y_port = (int(server.url.rpartition(":")[2].partition("/")[0]) for server in (x, y))

@@ -219,3 +219,16 @@ def test_a_killed_sweeper_leaves_nothing_that_stops_the_next(store: Store, redis
     assert (status(store), number(store, "crashes")) == (Status.RUNNING, 0)
     advance(store, store.policy.lease_ttl_ms / 1000)
     assert list(sweeper_of(store).sweep_once().recovered) == [T]
+
+
+def test_a_server_that_does_not_even_tell_the_time_is_waited_for(
+    store: Store, monkeypatch: pytest.MonkeyPatch, sweeper: Sweeper
+) -> None:
+    """Busy with somebody's endless script, it answered BUSY to TIME; that ended the sweeper, and nobody recovered."""
+
+    def busy() -> int:
+        raise redis.ResponseError("BUSY Valkey is busy running a script")
+
+    monkeypatch.setattr(sweeper.views, "now_ms", busy)
+    with pytest.raises(StorageRefused, match="BUSY"):
+        sweeper.sweep_once()

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from worker.crashpoints import POINTS, check_crash_after, crash_point
+from worker.jobs import run_task
 
 PASS_THREE = """
 from worker.crashpoints import crash_point
@@ -82,3 +83,14 @@ def test_every_point_is_passed_somewhere_in_the_worker() -> None:
     sources = [path.read_text() for path in (Path(__file__).parents[2] / "worker").rglob("*.py")]
     missing = [label for label in POINTS if not any(f'crash_point("{label}")' in source for source in sources)]
     assert missing == []
+
+
+def test_an_order_that_kills_nobody_is_refused_before_the_task_is_claimed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A mistyped label did nothing, and the drill passed."""
+    check_crash_after()
+    monkeypatch.setenv("CRASH_AFTER", "after-effect")
+    check_crash_after()
+    for wrong in ("after-efect", "after-effect:x", "after-effect:0"):
+        monkeypatch.setenv("CRASH_AFTER", wrong)
+        with pytest.raises(ValueError, match="after-effect-write"):
+            run_task("t1", 1)

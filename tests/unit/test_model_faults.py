@@ -13,7 +13,7 @@ import pytest
 from tests.support.model import HELLO, events_of, go_on, message, mocked, request, stream
 from worker.errors import CancelRequested, ModelConfig, ModelPermanent, ModelTransient
 from worker.model import translate
-from worker.model_faults import WORDS_MAX, api_fault, retry_after_s, words
+from worker.model_faults import RETRY_AFTER_MAX_S, WORDS_MAX, api_fault, retry_after_s, words
 
 SECRET = "sk-ant-secret-000"
 
@@ -272,3 +272,10 @@ def test_the_apis_words_are_capped_one_line_and_without_a_key():
 )
 def test_retry_after_is_read_in_all_its_forms(headers, expected):
     assert retry_after_s(headers) == expected
+
+
+@pytest.mark.parametrize("value", ["1e300", "864000000"])
+def test_no_retry_after_is_longer_than_a_month(value):
+    """1e306 seconds overflowed where the task was parked, which counted as a crash."""
+    assert retry_after_s({"retry-after": value}) == RETRY_AFTER_MAX_S
+    assert retry_after_s({"retry-after": "864000"}) == 864_000, "control"

@@ -134,3 +134,10 @@ def test_the_tools_layer_pulls_in_neither_the_model_nor_the_queue() -> None:
         "sys.exit(' '.join({'anthropic', 'rq', 'redis'} & set(sys.modules)))"
     )
     assert subprocess.run([sys.executable, "-c", code], capture_output=True, check=False).stderr.strip() == b""
+
+
+def test_a_module_that_exits_when_it_is_imported_is_named(module: Module) -> None:
+    """A script without a main guard: SystemExit went through every `except Exception`, and tasks died of it."""
+    module("script_tools", "import sys; sys.exit('usage: script_tools FILE')")
+    with pytest.raises(ToolDefinitionError, match="script_tools cannot be imported: SystemExit: usage"):
+        load_toolbox(["script_tools"], load_settings({}))

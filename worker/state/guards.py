@@ -103,7 +103,8 @@ class Guards:
                     return Settled(None)  # applied before, only the answer was lost
                 self._require_fence(holder, text(fence))
                 if int(seq or 0) != holder.seq:
-                    raise holder.lose(f"the checkpoint is at seq {text(seq) or 0}, this holder left it at {holder.seq}")
+                    what = f"the checkpoint is at seq {text(seq) or 0}, this holder left it at {holder.seq}"
+                    raise holder.lose(f"Redis has forgotten what it acknowledged: {what}")
                 if cancel is not None:
                     holder.ask_to_cancel(text(cancel))
                 now = self.clock.server_ms(time)

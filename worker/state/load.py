@@ -32,14 +32,16 @@ class Calls:
 
 @dataclass(frozen=True)
 class Loaded:
-    """`request` and `checkpoint` are None before the first `begin`. `markers_trusted`: Redis lost nothing since A,
-    so that a missing marker proves something (with nothing pending there is nothing to prove)."""
+    """`request` and `checkpoint` are None before the first `begin`. `markers_trusted`: Redis lost nothing since A, so
+    that a missing marker proves something (with nothing pending there is nothing to prove). `history_whole`: nor
+    anything else since, as far as can be told."""
 
     task: Task
     request: dict[str, Any] | None
     checkpoint: Checkpoint | None
     calls: Calls
     markers_trusted: bool
+    history_whole: bool = True
 
 
 def load(client: redis.Redis, keys: Keys, probe: ServerProbe, holder: Holder) -> Loaded:
@@ -72,9 +74,10 @@ def _load(client: redis.Redis, keys: Keys, probe: ServerProbe, holder: Holder) -
         raise CheckpointDamaged("the frozen request is lost: the conversation cannot be continued as it was")
     holder.seq = checkpoint.seq
     calls = _calls(client, keys, task_id, checkpoint)
-    same_server = bool(checkpoint.server_run_id) and checkpoint.server_run_id == run_id
-    trusted = not checkpoint.pending or same_server or probe.loses_nothing(client)
-    return Loaded(task, request, checkpoint, calls, trusted)
+    unchanged = checkpoint.server_run_id in ("", run_id)  # none is noted before the first answer
+    whole = unchanged or probe.loses_nothing(client)
+    sure = whole and bool(checkpoint.server_run_id)
+    return Loaded(task, request, checkpoint, calls, not checkpoint.pending or sure, whole)
 
 
 def _request(raw: bytes) -> dict[str, Any]:
