@@ -40,7 +40,7 @@ WHO = ("horse", "both")
 CUT_OFF = {
     "after-start-mark:1": ("put", "rerun", 1),
     "after-start-mark:2": ("append", "unknown", 0),
-    "after-start-mark:3": ("pay", "run", 1),  # verify: it did not happen
+    "after-start-mark:3": ("pay", "verify: not_happened", 1),
     "after-effect:1": ("read", "run", 2),  # read-only calls have no marker; nobody minds
     "after-effect:2": ("put", "rerun", 2),  # under the same key
     "after-effect:3": ("append", "unknown", 1),

@@ -22,7 +22,7 @@ __all__ = ["append", "explode", "pay", "put", "read"]
 
 def _no_start_marks() -> None:
     """A call leaves no trace that it may have run."""
-    Store.mark_started = lambda self, holder, call: None  # type: ignore[method-assign]
+    Store.mark_started = lambda self, holder, call, effect: None  # type: ignore[method-assign]
 
 
 def _record_first() -> None:

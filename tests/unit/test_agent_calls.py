@@ -15,6 +15,7 @@ from tests.support.agents import Bench, T, calls, say, use
 from worker.state.task import Status
 from worker.state.views import Views
 from worker.tools import Effect, ToolFailure, tool
+from worker.tools.base import MAY_HAVE_HAPPENED
 
 
 def ran(*steps: Any, crash: tuple[tuple[str, int], ...] = (), **options: Any) -> Bench:
@@ -141,7 +142,7 @@ def test_a_call_that_raises_after_its_effect_has_one_result_and_one_entry() -> N
     assert bench.run(("after-effect-write", 1)) is Status.SUCCEEDED
     assert bench.effects == ["half a"]
     (result,) = bench.results()
-    assert result["content"] == "RuntimeError: and then the network went"
+    assert result["content"] == f"RuntimeError: and then the network went\n{MAY_HAVE_HAPPENED}"
     assert ledger(bench) == ["1:toolu_1"]
 
 

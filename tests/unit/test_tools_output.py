@@ -250,7 +250,7 @@ def test_a_failure_or_a_timeout_while_the_output_is_read_is_what_it_is() -> None
         def __str__(self) -> str:
             raise self.error("late")
 
-    @tool
+    @tool(effect="read_only")
     def lazy(stop: bool) -> Any:
         return Lazy(JobTimeout if stop else KeyError)
 

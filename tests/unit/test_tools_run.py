@@ -99,7 +99,7 @@ def test_a_tool_that_changes_its_arguments_does_not_change_the_conversation() ->
 def test_a_raising_tool_answers_with_its_error_and_not_with_a_traceback() -> None:
     """Cases A04 and A16."""
 
-    @tool
+    @tool(effect="read_only")
     def divide(n: int) -> float:
         return 1 / n
 
@@ -157,7 +157,7 @@ def test_control_flow_is_never_a_tool_error(stop: type[BaseException]) -> None:
 
 
 def test_an_exception_is_control_flow_only_where_the_context_says_so() -> None:
-    @tool
+    @tool(effect="read_only")
     def late() -> None:
         raise JobTimeout("late")
 
@@ -221,7 +221,7 @@ def test_an_async_tool_is_run_and_its_own_cancellation_is_its_failure() -> None:
         await asyncio.sleep(0)
         return 2 * n + ctx.turn
 
-    @tool
+    @tool(effect="read_only")
     async def gives_up() -> None:
         raise asyncio.CancelledError
 
