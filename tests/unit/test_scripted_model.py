@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import http.client
 import json
-import os
-import signal
 import socket
 import subprocess
 import sys
@@ -265,43 +263,6 @@ def test_stopping_cuts_what_hangs_and_leaves_no_thread():
         model.stop()
     model.stop()
     assert {thread for thread in threading.enumerate() if thread.is_alive()} <= before
-
-
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT], ids=["SIGTERM", "SIGINT"])
-def test_the_command_prints_its_url_and_ends_clean(number, tmp_path):
-    script = tmp_path / "script.json"
-    script.write_text(json.dumps({"turns": [{"text": "hi"}]}))
-    argv = [sys.executable, "-m", "ops.scripted_model", str(script), "--log", str(tmp_path / "log.jsonl")]
-    with subprocess.Popen(argv, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
-        assert process.stdout is not None
-        url = process.stdout.readline().strip()
-        assert post(url, body(*HELLO))[1]["content"] == [{"type": "text", "text": "hi"}]
-        os.kill(process.pid, number)
-        _, noise = process.communicate(timeout=60)
-    assert (process.returncode, noise) == (0, "")
-    assert len((tmp_path / "log.jsonl").read_text().splitlines()) == 1
-
-
-def test_the_command_refuses_a_broken_script_in_a_sentence(tmp_path):
-    script = tmp_path / "script.json"
-    script.write_text('{"turns": [{"txt": 1}]}')
-    argv = [sys.executable, "-m", "ops.scripted_model", str(script)]
-    done = subprocess.run(argv, capture_output=True, text=True, timeout=60, check=False)
-    assert done.returncode == 2
-    assert "turns.0.txt" in done.stderr
-    assert "Traceback" not in done.stderr
-
-
-def test_the_command_says_when_its_port_is_taken(tmp_path):
-    script = tmp_path / "script.json"
-    script.write_text('{"turns": [{}]}')
-    with ScriptedModel(script) as model:
-        port = model.url.rpartition(":")[2]
-        argv = [sys.executable, "-m", "ops.scripted_model", str(script), "--port", port]
-        done = subprocess.run(argv, capture_output=True, text=True, timeout=60, check=False)
-    assert done.returncode == 1
-    assert "in use" in done.stderr
-    assert "Traceback" not in done.stderr
 
 
 def test_the_double_does_not_import_anthropic():
