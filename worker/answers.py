@@ -98,8 +98,9 @@ class Answers:
         elif decision is Decision.VERIFY and tool is not None:
             verdict = tool.ask(call.input, self._context_for(call, tool))
             event(log, "verified", task=self.holder.task_id, call=call.id, outcome=verdict.outcome)
-            self.decided[call.id] = f"{decision.value}: {verdict.outcome}"
             decision = after_asking(verdict.outcome, self.markers.get(call.id), nature_of(tool))
+            if verdict.outcome != "not_happened" or decision is Decision.RUN:  # else "not yet" was not enough
+                self.decided[call.id] = f"{Decision.VERIFY}: {verdict.outcome}"
             if decision is Decision.VERIFY:
                 return self._record(call, ToolResult(verdict.result), decision)
         self.decided.setdefault(call.id, decision.value)

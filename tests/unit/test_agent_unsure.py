@@ -14,6 +14,7 @@ from worker.state.checkpoint import find_unsound
 from worker.state.lease import Holder
 from worker.state.ledger import Resolution
 from worker.state.task import Status
+from worker.state.views import Views
 from worker.tools import ToolFailure, tool
 from worker.tools.base import MAY_HAVE_HAPPENED
 
@@ -40,6 +41,8 @@ def test_not_happened_is_believed_of_a_dead_process_and_not_of_one_whose_lease_o
     assert bench.run() is Status.SUCCEEDED
     assert bench.effects == (["post 1"] if proof == "dead" else [])
     assert (STATE_UNKNOWN in str(bench.results())) == (proof == "lapsed")
+    (told,) = [e.data for e in Views(bench.store.client, bench.store.keys).events(T) if e.kind == "answered"]
+    assert list(told["decisions"].values()) == ["verify: not_happened" if proof == "dead" else "unknown"]
 
 
 def test_a_call_begun_as_a_side_effect_stays_one_after_a_deploy_that_calls_it_read_only() -> None:
