@@ -12,8 +12,9 @@ import pytest
 from ops.cli import COMMANDS
 from ops.show_settings import markdown_table
 from worker.crashpoints import POINTS
-from worker.settings import PREFIX, Settings
+from worker.settings import PREFIX, Settings, load_settings
 from worker.state.keys import Keys
+from worker.tools import load_toolbox
 
 ROOT = Path(__file__).resolve().parents[2]
 README = (ROOT / "README.md").read_text(encoding="utf-8")
@@ -75,3 +76,13 @@ def test_no_file_in_the_three_packages_is_over_300_lines() -> None:
         if (count := len(path.read_text(encoding="utf-8").splitlines())) > 300
     }
     assert long == {}
+
+
+def test_the_tools_of_the_readme_load_and_say_what_they_do(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (code,) = re.findall(r"```python\n(# mytools\.py.*?)```", README, re.DOTALL)
+    (tmp_path / "mytools.py").write_text(code, encoding="utf-8")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    toolbox = load_toolbox(["mytools"], load_settings({}))
+    effects = {name: str(known.effect) for name in ("price", "charge") if (known := toolbox.get(name))}
+    assert effects == {"price": "read_only", "charge": "side_effect"}
