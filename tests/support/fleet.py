@@ -5,7 +5,6 @@ What really happened is read from outside: effects.log (each run of a tool) and 
 
 from __future__ import annotations
 
-import json
 import os
 import secrets
 import sys
@@ -26,6 +25,7 @@ from tests.support.fleet_outcome import Outcome, Run
 from tests.support.fleet_scripts import SCRIPTS
 from tests.support.fleet_tools import EFFECTS, gate_of
 from tests.support.fleet_workers import TASK_MAX_S, Victim, horses, is_worker_on, listening
+from tests.support.logs import json_lines
 from tests.support.processes import Proc
 from tests.support.waiting import wait_until
 from worker.dispatch import job_id, open_store
@@ -196,8 +196,7 @@ class Fleet:
         )
 
     def runs(self, task_id: str) -> list[Run]:
-        log = self.workspace / EFFECTS
-        lines = [json.loads(line) for line in log.read_text().splitlines()] if log.exists() else []
+        lines = json_lines(self.workspace / EFFECTS)
         return [
             Run(line["tool"], line["what"], line["key"], line["attempt"], line["pid"])
             for line in lines
@@ -206,7 +205,7 @@ class Fleet:
 
     def requests(self, text: str) -> list[dict[str, Any]]:
         """The lines of the model's log that are this task's."""
-        lines = [json.loads(line) for line in (self.home / "requests.jsonl").read_text().splitlines()]
+        lines = json_lines(self.home / "requests.jsonl")
         return [line for line in lines if first_text(line["body"]) == text]
 
     # -- RQ ----------------------------------------------------------------------------------------------------

@@ -11,6 +11,7 @@ import signal
 import time
 from pathlib import Path
 
+from tests.support.logs import json_lines
 from worker.tools import ToolContext, Verdict, tool
 
 EFFECTS = "effects.log"
@@ -57,7 +58,7 @@ def append(text: str, context: ToolContext, hold: bool = False, takes_s: float =
 
 def _paid(item: str, context: ToolContext) -> Verdict:
     """Asks the world, as a payment provider is asked by the idempotency key."""
-    for line in _lines(context.workspace / EFFECTS):
+    for line in json_lines(context.workspace / EFFECTS):
         if line["tool"] == "pay" and line["key"] == context.idempotency_key:
             return Verdict.happened(f"paid {item}")
     return Verdict.not_happened()
@@ -94,7 +95,3 @@ def _ran(tool_name: str, what: str, context: ToolContext) -> None:
         os.fsync(file)
     finally:
         os.close(file)
-
-
-def _lines(path: Path) -> list[dict[str, str]]:
-    return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
