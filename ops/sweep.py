@@ -44,13 +44,13 @@ def sweep(once: bool, as_json: bool) -> None:
 def crash_points() -> None:
     """List the points at which a worker can be told to die.
 
-    CRASH_AFTER=LABEL:N in a worker's environment kills its process with SIGKILL (exit 137) when it passes that
-    point for the Nth time. With CRASH_ONCE=FILE too, only the first process of a fleet dies: the one that
-    creates FILE.
+    CRASH_AFTER=LABEL:N in a worker's environment kills the process that runs a task (under RQ the work-horse, a new
+    one for each delivery) with SIGKILL, when it passes that point for the Nth time. With CRASH_ONCE=FILE too, only
+    the first process of a fleet dies: the one that creates FILE.
     """
     from worker.crashpoints import POINTS
 
     print_fields(POINTS)
     click.echo(
-        "\nCRASH_AFTER=after-effect-write:3 rq worker agents     (dies at the third passing, exit 137)", err=True
+        "\nCRASH_AFTER=after-effect-write:3 CRASH_ONCE=died rq worker agents     (one work-horse dies, once)", err=True
     )

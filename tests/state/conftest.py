@@ -13,9 +13,10 @@ import pytest
 import redis
 
 from tests.state.invariants import check_invariants
-from tests.state.kit import make_store
+from tests.state.kit import make_store, sweeper_of
 from worker.state.store import Store
 from worker.state.transact import connect
+from worker.sweeper import Sweeper
 
 BOTH = [pytest.param("fakeredis"), pytest.param("valkey", marks=pytest.mark.server)]
 
@@ -66,3 +67,8 @@ def another(backend: Callable[[], redis.Redis]) -> Callable[..., Store]:
         return make_store(backend(), **values)
 
     return make
+
+
+@pytest.fixture
+def sweeper(store: Store) -> Sweeper:
+    return sweeper_of(store)

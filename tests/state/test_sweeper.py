@@ -50,11 +50,6 @@ def store(valkey_store: Store) -> Store:
     return valkey_store
 
 
-@pytest.fixture
-def sweeper(store: Store) -> Sweeper:
-    return sweeper_of(store)
-
-
 # -- running -------------------------------------------------------------------------------------------------------
 
 

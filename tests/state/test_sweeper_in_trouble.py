@@ -47,11 +47,6 @@ def store(valkey_store: Store) -> Store:
     return valkey_store
 
 
-@pytest.fixture
-def sweeper(store: Store) -> Sweeper:
-    return sweeper_of(store)
-
-
 def wrong_type(*parts: str) -> Callable[[Store], None]:
     def damage(store: Store) -> None:
         for part in parts:

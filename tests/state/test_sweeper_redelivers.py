@@ -11,7 +11,6 @@ from tests.state.kit import (
     jobs,
     new_task,
     queued,
-    sweeper_of,
 )
 from worker.state.lease import Holder
 from worker.state.store import Store
@@ -25,11 +24,6 @@ GRACE_S = 3.0
 @pytest.fixture
 def store(valkey_store: Store) -> Store:
     return valkey_store
-
-
-@pytest.fixture
-def sweeper(store: Store) -> Sweeper:
-    return sweeper_of(store)
 
 
 def test_a_waiting_queue_stays_as_it_is(store: Store, sweeper: Sweeper) -> None:

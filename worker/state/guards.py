@@ -104,7 +104,9 @@ class Guards:
                 self._require_fence(holder, text(fence))
                 if int(seq or 0) != holder.seq:
                     what = f"the checkpoint is at seq {text(seq) or 0}, this holder left it at {holder.seq}"
-                    raise holder.lose(f"Redis has forgotten what it acknowledged: {what}")
+                    # Behind: acknowledged and forgotten. Ahead: a commit of ours whose outcome we never learned.
+                    forgotten = "Redis has forgotten what it acknowledged: " if int(seq or 0) < holder.seq else ""
+                    raise holder.lose(forgotten + what)
                 if cancel is not None:
                     holder.ask_to_cancel(text(cancel))
                 now = self.clock.server_ms(time)

@@ -33,12 +33,9 @@ class InfoProbe:
     identity_commands: tuple[tuple[str, ...], ...] = (("INFO", "server"), ("INFO", "replication"))
 
     def identity(self, replies: Sequence[Any]) -> str:
-        run_id, role, history = (
-            _field(reply, name)
-            for reply, name in zip(
-                [replies[0], replies[1], replies[1]], ["run_id", "role", "master_replid"], strict=True
-            )
-        )
+        server, replication = replies
+        run_id, role = _field(server, "run_id"), _field(replication, "role")
+        history = _field(replication, "master_replid")
         # A server that was made a replica and promoted again keeps its run id, but not its history.
         return f"{run_id}:{history}" if run_id and history and role == "master" else ""
 
