@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ctypes
 import fcntl
 import os
 import signal
@@ -16,6 +15,8 @@ from pathlib import Path
 import redis
 from redis.backoff import NoBackoff
 from redis.retry import Retry
+
+from worker.process import signal_on_parents_death
 
 POLL_S = 0.02
 
@@ -109,9 +110,7 @@ def die_with_parent() -> None:
     A supervisor that is killed with -9 would otherwise leave its programs running for ever, unsupervised.
     $BATON_UP_LOCK names a file that our supervisor keeps locked while it lives: it may have died before we asked.
     """
-    if sys.platform == "linux":
-        pr_set_pdeathsig = 1
-        ctypes.CDLL(None).prctl(pr_set_pdeathsig, signal.SIGTERM, 0, 0, 0)
+    signal_on_parents_death(signal.SIGTERM)
     held = os.environ.get("BATON_UP_LOCK")
     if held and lock_is_free(Path(held)):
         sys.exit("the supervisor is gone")

@@ -92,9 +92,9 @@ def programs(
         command = f"{launcher} serve valkey --from-env --with-parent" + (" --standby" if standby else "")
         found.append(Program("valkey", command, priority=10, in_state_dir=True))
     if workers:
-        # Stock workers without a name: a fixed one is refused for minutes after a kill -9. SIGTERM lets a
+        # Without a name: a fixed one is refused for minutes after a kill -9. SIGTERM lets a
         # task that is nearly done end; one that takes longer is cut off, and goes on where it stopped.
-        command = f"{launcher} wait rq worker {settings.queue}"
+        command = f"{launcher} wait rq worker -w worker.fleet.ForkWorker {settings.queue}"
         found.append(Program("worker", command, priority=20, stop_s=WORKER_STOP_S, count=workers))
     found.append(Program("sweeper", f"{launcher} wait baton sweep", priority=30))
     if dashboard_port is not None:

@@ -46,6 +46,7 @@ from ops.processes import (
 )
 from ops.valkey import recorded
 from ops.valkey_place import checked_socket, place_of
+from worker.dispatch import open_store
 from worker.errors import BatonError, RedisUnavailable
 from worker.settings import Settings, load_settings
 from worker.state.transact import shown_url
@@ -67,6 +68,8 @@ def run_stack(settings: Settings, workers: int, *, dashboard: bool = True, quiet
     with _only_one(home):
         _end_what_was_left(home)
         server, standby = _server_plan(settings.redis_url, home / "valkey")
+        if not server or standby:
+            _promise(settings)  # somebody else's: look at it before anything is started
         port = _dashboard_port(settings.dashboard_port) if dashboard else None
         parts = stack.programs(settings, workers, server=server, standby=standby, dashboard_port=port)
         (home / "supervisord.conf").write_text(stack.configuration(parts))
@@ -76,7 +79,8 @@ def run_stack(settings: Settings, workers: int, *, dashboard: bool = True, quiet
         with _supervisord(home, environ) as child:
             _await_server(settings.redis_url, child, tail_logs, home)
             if child.poll() is None:
-                _print_table(settings, workers, started=server and not standby, port=port)
+                started = server and not standby
+                _print_table(settings, workers, promise=_promise(settings), started=started, port=port)
             return _watch(child, tail_logs, home)
 
 
@@ -221,7 +225,17 @@ def _watch(child: subprocess.Popen[bytes], tail_logs: stack.LogTail, home: Path)
     raise BatonError(f"supervisord ended by itself ({child.returncode}); it said:\n{said}")
 
 
-def _print_table(settings: Settings, workers: int, *, started: bool, port: int | None) -> None:
+def _promise(settings: Settings) -> str:
+    """What the server keeps, in words. Raises ServerUnfit."""
+    store = open_store(settings)
+    try:
+        store.require_fit(force=settings.allow_eviction)
+        return store.promise()
+    finally:
+        store.client.close()
+
+
+def _print_table(settings: Settings, workers: int, *, promise: str, started: bool, port: int | None) -> None:
     home = settings.state_dir
     table = Table(title="baton is up", title_justify="left", show_header=False)
     table.add_column(style="bold", no_wrap=True)
@@ -229,7 +243,8 @@ def _print_table(settings: Settings, workers: int, *, started: bool, port: int |
     origin = f"started here, data in {home / 'valkey'}" if started else "was running already"
     rows = {
         "redis": f"{shown_url(settings.redis_url)}  ({origin})",
-        "workers": f"{workers} x rq worker {settings.queue}",
+        "promise": promise,
+        "workers": f"{workers} x rq worker -w worker.fleet.ForkWorker {settings.queue}",
         "sweeper": "baton sweep",
         "dashboard": f"http://127.0.0.1:{port}" if port else "off",
         "logs": str(home / "logs"),

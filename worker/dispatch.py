@@ -7,11 +7,12 @@ dashboard renders them. The job is pushed inside the store's MULTI.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 
 import redis
 from redis.client import Pipeline
-from rq import Queue
+from rq import Queue, Worker, get_current_job
 from rq.job import Job
 from rq.registry import FailedJobRegistry, StartedJobRegistry
 from rq.timeouts import BaseTimeoutException
@@ -32,6 +33,15 @@ JOB_TIMEOUTS: tuple[type[BaseException], ...] = (BaseTimeoutException,)
 def job_id(task_id: str, delivery: int) -> str:
     """A fresh id for each delivery: RQ keeps an old job's ttl when its id is used again."""
     return f"{task_id}-{delivery}"
+
+
+def forked_by() -> int | None:
+    """The pid of the RQ worker that forked this process as its work-horse; None if this is no work-horse."""
+    job, name = get_current_job(), os.environ.get("RQ_WORKER_ID")
+    if job is None or not name or job.worker_name != name:  # a worker that does not fork; the variable may be inherited
+        return None
+    pid = job.connection.hget(Worker.redis_worker_namespace_prefix + name, "pid")
+    return int(pid) if pid else None
 
 
 class RqDispatcher:

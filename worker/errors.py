@@ -8,6 +8,7 @@ BatonError                     an answer for a person; `exit_code` is what a com
 ├── TaskConflict               4  the id is taken by another task
 ├── WrongState                 4  the task is not in a state that allows this
 ├── StorageRefused             3  Redis answered, and would not store (full, read-only, disk)
+├── ServerUnfit                3  this server would lose tasks: a cluster, or one that evicts keys
 ├── TaskFault                  this task cannot go on
 │   ├── CheckpointDamaged      what is stored cannot be trusted; terminal, bytes untouched
 │   ├── CheckpointTooNew       written by a newer Baton; waits for a capable worker
@@ -52,6 +53,12 @@ class RedisUnavailable(BatonError):
 
 class StorageRefused(BatonError):
     """Redis answered, and would not store."""
+
+    exit_code = 3
+
+
+class ServerUnfit(BatonError):
+    """This server would lose tasks, however careful we are."""
 
     exit_code = 3
 

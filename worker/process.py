@@ -6,8 +6,11 @@ namespace, pid and the process's start time together name one process for ever.
 
 from __future__ import annotations
 
+import ctypes
 import os
+import signal
 import socket
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -20,10 +23,14 @@ def this_process() -> dict[str, Any]:
     return {
         "host": socket.gethostname(),
         "pid": os.getpid(),
-        "boot": _boot_id(),
-        "pidNamespace": _pid_namespace(),
+        **this_host(),
         "startedAtTicks": found[1] if found else None,
     }
+
+
+def this_host() -> dict[str, str]:
+    """The part of `this_process` that all processes who see each other's pids have in common."""
+    return {"boot": _boot_id(), "pidNamespace": _pid_namespace()}
 
 
 def is_gone(owner: dict[str, Any]) -> bool:
@@ -37,6 +44,23 @@ def is_gone(owner: dict[str, Any]) -> bool:
     if found is None:
         return not _exists(pid)
     return found[0] in _GONE_STATES or found[1] != started
+
+
+def signal_on_parents_death(number: signal.Signals) -> None:
+    """Get this signal when the thread that forked this process ends, also over an exec. Only Linux can do this."""
+    if sys.platform == "linux":
+        pr_set_pdeathsig = 1
+        ctypes.CDLL(None).prctl(pr_set_pdeathsig, number, 0, 0, 0)
+
+
+def die_with_parent(parent: int) -> None:
+    """SIGKILL for this process as soon as `parent`, which forked it, is gone; at once if it is gone already.
+
+    RQ leaves the work-horse of a killed worker running, and tells everybody that its job has failed.
+    """
+    signal_on_parents_death(signal.SIGKILL)
+    if os.getppid() != parent:  # it died before we asked to be told
+        os.kill(os.getpid(), signal.SIGKILL)
 
 
 def _exists(pid: int) -> bool:

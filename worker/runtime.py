@@ -93,8 +93,9 @@ class Runtime:
 
     def attempt(self, task_id: str, delivery: int) -> str:
         """Run a delivery; returns what came of it, in words. Raises TaskFailed for a task that ended as failed, so
-        that RQ shows its job as failed, and whatever is no fault of the task (Redis away, a bug of ours)."""
+        that RQ shows its job as failed, and whatever is no fault of the task (Redis away or unfit, a bug of ours)."""
         store = self.make_store(self.settings)
+        store.require_fit(force=self.settings.allow_eviction)
         claimed = store.claim(task_id, delivery, this_process())
         if isinstance(claimed, Refused):
             return _refused(store, task_id, delivery, claimed)

@@ -54,6 +54,7 @@ class Settings(BaseModel):
     )
     lease_margin_ms: int = Field(2_000, ge=50, description="a holder stops by itself so long before its lease ends")
     store_retry_max_s: float = Field(60, gt=0, description="how long a holder waits for a Redis that refuses to store")
+    allow_eviction: bool = Field(False, description="run on a Redis whose maxmemory-policy may drop keys of tasks")
     sweep_period_s: float = Field(1, gt=0, description="pause between two sweeps")
     redeliver_grace_ms: int = Field(
         3_000, ge=100, description="a queued task whose job was missing for so long is delivered again"

@@ -16,15 +16,16 @@ from typing import Any
 
 import redis
 
+from worker.children import end_left_behind
 from worker.dispatch import RqDispatcher, open_store
-from worker.errors import BatonError, RedisUnavailable, StorageRefused
+from worker.errors import BatonError, RedisUnavailable, ServerUnfit, StorageRefused
 from worker.log import event
-from worker.process import is_gone
+from worker.proofs import Proofs
 from worker.settings import Settings
 from worker.state import housekeeping
 from worker.state.store import Store
 from worker.state.task import Status
-from worker.state.views import Running, Views
+from worker.state.views import Views
 
 log = logging.getLogger(__name__)
 
@@ -66,6 +67,7 @@ class Sweeper:
         self.views = Views(store.client, store.keys, store.clock)
         self.dispatcher = dispatcher
         self.settings = settings
+        self.proofs = Proofs(store.client)
         self._place = 0
 
     def sweep_once(self) -> SweepReport:
@@ -85,14 +87,13 @@ class Sweeper:
         return report
 
     def _recover(self, report: SweepReport, now: int) -> None:
-        for running in self.views.running(BATCH):
-            proof, fence = _proof_that_holder_is_gone(running, now)
-            if proof is None:
-                continue
-            recover = partial(self.store.recover, running.task_id, proof=proof, fence=fence)
-            status = self._try(report, running.task_id, recover)
+        for running, proof in self.proofs.of(list(self.views.running(BATCH)), now):
+            if proof.process_is_dead:
+                end_left_behind()
+            recover = partial(self.store.recover, proof=proof.words, fence=proof.fence, beat=proof.beat)
+            status = self._try(report, running.task_id, partial(recover, running.task_id))
             if status is not None:
-                report.recovered[running.task_id] = (status, proof)
+                report.recovered[running.task_id] = (status, proof.words)
 
     def _redeliver(self, report: SweepReport, now: int) -> None:
         client, keys = self.store.client, self.store.keys
@@ -129,31 +130,29 @@ class Sweeper:
             return None
 
 
-def _proof_that_holder_is_gone(running: Running, now_ms: int) -> tuple[str | None, str | None]:
-    """(proof in words, fence of the holder that is proven gone) or (None, None). Cheapest proof first."""
-    if is_gone(running.owner):
-        return f"its process {running.owner.get('pid')} on {running.owner.get('host')} is gone", running.fence
-    if not running.locked and running.deadline_ms <= now_ms:
-        return "its lease ran out", None
-    return None, None
-
-
 def make_sweeper(settings: Settings) -> Sweeper:
     store = open_store(settings)
     return Sweeper(store, RqDispatcher(store.client, settings), settings)
 
 
 def run_forever(settings: Settings) -> None:
-    """Sweep until SIGTERM or SIGINT. Waits for a Redis that is away; never ends by itself."""
+    """Sweep until SIGTERM or SIGINT. Waits for a Redis that is away; ends by itself only with ServerUnfit, at start."""
     over = threading.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: over.set())
     sweeper = make_sweeper(settings)
     event(log, "sweeping", period_s=settings.sweep_period_s)
+    checked = False
     away, told = False, []
     while not over.is_set():
         try:
+            if not checked:
+                sweeper.store.require_fit(force=settings.allow_eviction)
+                event(log, "server", promise=sweeper.store.promise())
+                checked = True
             report = sweeper.sweep_once()
+        except ServerUnfit:
+            raise
         except BatonError as error:
             if not away:  # once per outage, not once per second
                 event(log, "sweep-failed", level=logging.ERROR, why=error)

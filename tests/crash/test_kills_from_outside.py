@@ -14,7 +14,7 @@ from tests.support.fleet_outcome import Outcome
 from tests.support.fleet_workers import kill_both, listening
 from tests.support.processes import Proc, alive
 from tests.support.waiting import wait_until
-from worker import sweeper as sweeper_module
+from worker import proofs
 from worker.answers import STATE_UNKNOWN
 from worker.state.task import Status
 from worker.sweeper import make_sweeper
@@ -86,28 +86,13 @@ def test_a_horse_that_is_killed_alone_leaves_its_worker_able_to_go_on_with_the_t
     worker.assert_running()
 
 
-def test_a_horse_whose_worker_was_killed_finishes_the_task_and_nobody_takes_it_away(agents: Fleet) -> None:
-    """M10: the horse is alive, whatever RQ thinks of its worker, and so it keeps the task."""
-    task_id, worker, horse = held_by(agents)
-    worker.kill()
-    for _ in range(20):
-        assert not agents.sweep().recovered
-    assert alive(horse)
-    agents.open_gate(task_id)
-    done = agents.ended(task_id, sweeping=True)
-    assert done.problems() == []
-    assert done.results == [("appended line", False)]
-    assert (done.task.attempts, done.task.crashes, done.ran["append"]) == (1, 0, 1)
-    wait_until(lambda: not alive(horse), "the orphan to go")
-
-
 def test_a_live_horse_that_is_taken_for_dead_is_fenced_and_does_nothing_twice(
     agents: Fleet, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The sabotage of the test before: a sweeper whose proof is wrong. Wasteful, and no more than that."""
+    """A sweeper whose proof is wrong: wasteful, and no more than that."""
     task_id, _, horse = held_by(agents)
     with monkeypatch.context() as patch:
-        patch.setattr(sweeper_module, "is_gone", lambda owner: True)
+        patch.setattr(proofs, "is_gone", lambda owner: True)
         assert task_id in agents.sweep().recovered
     done = agents.ended(task_id)
     assert alive(horse)

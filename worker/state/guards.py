@@ -19,9 +19,9 @@ from worker.clock import Clock, SystemClock
 from worker.errors import CancelRequested
 from worker.state.keys import Keys
 from worker.state.lease import Holder
-from worker.state.server import InfoProbe, ServerProbe
+from worker.state.server import InfoProbe, ServerProbe, require_fit
 from worker.state.standing import Standing, read_standing, standing_reads, text
-from worker.state.transact import Decision, Settled, Write, transact
+from worker.state.transact import Decision, Settled, Write, patiently, transact
 from worker.state.writes import Dispatcher, Writes
 
 T = TypeVar("T")
@@ -55,6 +55,17 @@ class Guards:
         self.clock = clock or SystemClock()
         self.probe = probe or InfoProbe()
         self.writes = Writes(self.keys, dispatcher, self.policy.retention_s)
+
+    def require_fit(self, *, force: bool = False) -> None:
+        """Raises ServerUnfit if this server would lose tasks; `force` allows one that may evict keys."""
+        require_fit(self._patiently(lambda: self.probe.unfit(self.client)), force=force)
+
+    def promise(self) -> str:
+        """What the server keeps of what it has acknowledged, in words."""
+        return self._patiently(lambda: self.probe.promise(self.client))
+
+    def _patiently(self, ask: Callable[[], T]) -> T:
+        return patiently(ask, self.clock, patience_s=self.policy.patience_s)
 
     def _change(
         self, task_id: str, decide: Callable[[Standing, list[Any]], Decision[T]], *,
@@ -152,14 +163,15 @@ class Guards:
 
     def _renew(self, holder: Holder, *, with_index: bool) -> None:
         """Bound to the fence, like a commit; moves no `seq`, so that it never conflicts with one."""
-        sent_at, ttl = self.clock.monotonic(), self.policy.lease_ttl_ms
+        sent_at, ttl, beat = self.clock.monotonic(), self.policy.lease_ttl_ms, [""]
         lock, epoch = self.keys.lock(holder.task_id), self.keys.epoch(holder.task_id)
 
         def decide(replies: list[Any]) -> Decision[None]:
-            fence, cancel, locked, time = replies
+            fence, cancel, locked, time, *connection = replies
             self._require_fence(holder, text(fence))
             if cancel is not None:
                 holder.ask_to_cancel(text(cancel))
+            beat[0] = self.probe.connection(connection)
 
             def queue(pipe: Pipeline) -> None:
                 if locked:
@@ -168,12 +180,21 @@ class Guards:
                     pipe.set(lock, holder.fence, px=ttl)
                 if with_index:
                     pipe.zadd(self.keys.index("running"), {holder.task_id: self.clock.server_ms(time) + ttl})
+                    if beat[0] != holder.beat:
+                        pipe.hset(self.keys.task(holder.task_id), "beat", beat[0])
 
             return Write(queue, None)
 
         # The lock is watched here, and only here: one that lapses before the EXEC must be set, not prolonged.
-        reads = [("GET", epoch), ("HGET", self.keys.control(holder.task_id), "cancel"), ("EXISTS", lock), ("TIME",)]
-        transact(self.client, self.clock, [epoch, lock], reads, decide, patience_s=0, before_each=holder.check)
+        asked = self.probe.connection_commands
+        cancel = ("HGET", self.keys.control(holder.task_id), "cancel")
+        reads: Commands = [("GET", epoch), cancel, ("EXISTS", lock), ("TIME",), *asked]
+        transact(
+            self.client, self.clock, [epoch, lock], reads, decide,
+            patience_s=0, before_each=holder.check, optional=len(asked),
+        )  # fmt: skip
+        if with_index:
+            holder.beat = beat[0]
         holder.confirm(sent_at)
 
     def _holder(self, task_id: str, fence: str, delivery: int, attempt: int) -> Holder:

@@ -40,6 +40,7 @@ class Holder:
     margin_s: float
     seq: int = 0
     cancel: str | None = None
+    beat: str = ""  # the connection that keeps the lease, as it was last written down; the heartbeat's own
     stop: threading.Event = field(default_factory=threading.Event)
     writing: threading.Lock = field(default_factory=threading.Lock)
     _lost: str | None = None

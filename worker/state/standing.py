@@ -12,7 +12,7 @@ from worker.state.task import Status
 
 _FIELDS = (
     "status", "delivery", "queue", "attempts", "crashes", "crashesInRow", "released", "retried", "nonce", "digest",
-    "change",
+    "change", "beat", "openCall",
 )  # fmt: skip
 
 
@@ -32,6 +32,8 @@ class Standing:
     nonce: str
     digest: str
     change: str
+    beat: str
+    open_call: str
     fence: str
     locked: bool
     cancel: str | None
@@ -56,7 +58,7 @@ def standing_reads(keys: Keys, task_id: str) -> list[tuple[str, ...]]:
 
 def read_standing(replies: list[Any], clock: Clock) -> Standing:
     (status, delivery, queue, attempts, crashes, in_row, *names), fence, locked, cancel, time = replies
-    released, retried, nonce, digest, change = (text(name) for name in names)
+    released, retried, nonce, digest, change, beat, open_call = (text(name) for name in names)
     try:
         now = Status(text(status)) if status is not None else Status.QUEUED
         numbers = [int(number or 0) for number in (delivery, attempts, crashes, in_row)]
@@ -75,6 +77,8 @@ def read_standing(replies: list[Any], clock: Clock) -> Standing:
         nonce=nonce,
         digest=digest,
         change=change,
+        beat=beat,
+        open_call=open_call,
         fence=text(fence),
         locked=bool(locked),
         cancel=None if cancel is None else text(cancel),

@@ -160,12 +160,16 @@ class Store(Guards):
 
         return self._change(task_id, decide)
 
-    def recover(self, task_id: str, *, proof: str, fence: str | None = None) -> Status | None:
-        """Take a task from a holder that is gone, and count the crash. `fence`: the holder that was proven gone;
-        without it the lock must have lapsed. Returns the new status, None if there was nothing to recover."""
+    def recover(self, task_id: str, *, proof: str, fence: str | None = None, beat: str | None = None) -> Status | None:
+        """Take a task from a holder that is gone, and count the crash. `fence`: the holder that was proven gone; with
+        `beat`, only its connection was, so it must still be the latest one, and in no side effect: that may be going
+        on where nobody can see it. Without either the lock must have lapsed. Returns the new status, None if there
+        was nothing to recover."""
 
         def decide(at: Standing, extra: list[Any]) -> Decision[Status | None]:
             gone = not at.locked if fence is None else at.fence == fence
+            if beat is not None:
+                gone = gone and at.beat == beat and not at.open_call
             if not at.exists or at.status is not Status.RUNNING or not gone:
                 return Settled(None)
             crashes, in_row = at.crashes + 1, at.crashes_in_row + 1
@@ -173,7 +177,7 @@ class Store(Guards):
             status = Status.CANCELLED if at.cancel is not None else Status.DEAD if spent else Status.QUEUED
 
             def queue(pipe: Pipeline) -> None:
-                if fence is None:
+                if fence is None or beat is not None:  # its process may live on
                     pipe.hset(self.keys.started(task_id), lapsed_field(epoch_number(at.fence)), at.now_ms)
                 self.writes.recovered(pipe, task_id, at, status, crashes, in_row, proof)
 
@@ -236,6 +240,8 @@ class Store(Guards):
         def queue(pipe: Pipeline, now: int, rest: list[Any]) -> None:
             marker = Marker(holder.epoch, effect).dump(now)
             pipe.hset(self.keys.started(holder.task_id), call_field(call.turn, call.id), marker)
+            if effect == "side_effect":
+                pipe.hset(self.keys.task(holder.task_id), "openCall", call_field(call.turn, call.id))
             self.writes.tell(pipe, holder.task_id, "call-started", now, turn=call.turn, call=call.id, name=call.name)
 
         self._commit(holder, queue)
@@ -245,6 +251,7 @@ class Store(Guards):
 
         def queue(pipe: Pipeline, now: int, rest: list[Any]) -> None:
             pipe.hset(self.keys.ledger(holder.task_id), call_field(call.turn, call.id), entry.dump(now))
+            pipe.hset(self.keys.task(holder.task_id), "openCall", "")  # side effects run one at a time
             about = {"turn": call.turn, "call": call.id, "name": call.name, "isError": entry.is_error, **told}
             self.writes.tell(pipe, holder.task_id, "call-recorded", now, **about)
 

@@ -15,6 +15,7 @@ from typing import Any, Generic, TypeVar
 import redis
 from redis.backoff import NoBackoff
 from redis.client import Pipeline
+from redis.exceptions import NoPermissionError
 from redis.retry import Retry
 
 from worker.clock import Clock
@@ -86,10 +87,12 @@ def transact(
     *,
     patience_s: float,
     before_each: Callable[[], None] = lambda: None,
+    optional: int = 0,
 ) -> T:
-    """Apply one change and return its outcome; see `patiently`. Whatever `decide` raises passes through."""
+    """Apply one change and return its outcome; see `patiently`. Whatever `decide` raises passes through. The server
+    may refuse the last `optional` of the reads: `decide` then gets the refusal for an answer."""
     return patiently(
-        lambda: _once(client, watch, reads, decide), clock, patience_s=patience_s, before_each=before_each
+        lambda: _once(client, watch, reads, decide, optional), clock, patience_s=patience_s, before_each=before_each
     )  # fmt: skip
 
 
@@ -137,10 +140,12 @@ def _gave_up(failure: BaseException) -> RedisUnavailable | StorageRefused:
     return RedisUnavailable(f"no answer from Redis: {failure}")
 
 
-def _once(client: redis.Redis, watch: Sequence[str], reads: Sequence[Sequence[str]], decide: Decide[T]) -> T:
+def _once(
+    client: redis.Redis, watch: Sequence[str], reads: Sequence[Sequence[str]], decide: Decide[T], optional: int
+) -> T:
     with client.pipeline() as pipe:
         pipe.watch(*watch)  # type: ignore[no-untyped-call]  # untyped in redis-py 8.1
-        decision = decide(_read(pipe, reads))
+        decision = decide(_read(pipe, reads, optional))
         if isinstance(decision, Settled):
             return decision.value
         pipe.multi()
@@ -149,17 +154,26 @@ def _once(client: redis.Redis, watch: Sequence[str], reads: Sequence[Sequence[st
         return decision.value
 
 
-def _read(pipe: Pipeline, reads: Sequence[Sequence[str]]) -> list[Any]:
+def _read(pipe: Pipeline, reads: Sequence[Sequence[str]], optional: int) -> list[Any]:
     """All reads in one round trip, on the watching connection (a pipeline in WATCH sends one by one)."""
     connection = pipe.connection
     assert connection is not None  # WATCH has just used it
     try:
         packed = connection.pack_commands(reads)  # type: ignore[no-untyped-call]
         connection.send_packed_command(packed)  # type: ignore[no-untyped-call]
-        return [connection.read_response() for _ in reads]
+        return [_answer(connection, refusable=number >= len(reads) - optional) for number in range(len(reads))]
     except BaseException:
         connection.disconnect()  # type: ignore[no-untyped-call]  # answers may still be on their way; this connection is of no more use
         raise
+
+
+def _answer(connection: Any, *, refusable: bool) -> Any:
+    try:
+        return connection.read_response()
+    except NoPermissionError as error:
+        if not refusable:
+            raise
+        return error
 
 
 def error_code(error: redis.ResponseError) -> str:

@@ -67,6 +67,8 @@ class Running:
     locked: bool
     deadline_ms: float
     owner: dict[str, Any]
+    beat: str  # the connection that keeps the lease: `server's run id:client id`
+    open_call: str  # the side effect it may be in the middle of
 
 
 class Views:
@@ -156,18 +158,27 @@ class Views:
         # The index at once: read by rank in pieces, it would move under our feet while tasks are recovered.
         everything = self.client.zrange(self.keys.index("running"), 0, -1, withscores=True)
         for start in range(0, len(everything), batch):
-            members = everything[start : start + batch]
-            ids = [text(member) for member, _ in members]
-            with self.client.pipeline(transaction=False) as pipe:
-                for task_id in ids:
-                    pipe.get(self.keys.epoch(task_id))
-                    pipe.exists(self.keys.lock(task_id))
-                    pipe.hget(self.keys.task(task_id), "owner")
-                replies = pipe.execute(raise_on_error=False)
-            for number, task_id in enumerate(ids):
-                answers = replies[3 * number : 3 * number + 3]
-                fence, locked, owner = (None if isinstance(reply, Exception) else reply for reply in answers)
-                yield Running(task_id, text(fence), bool(locked), members[number][1], _document(owner))
+            yield from self._running([(text(member), score) for member, score in everything[start : start + batch]])
+
+    def holder_of(self, task_id: str) -> Running | None:
+        """The same of one task; None if it is not running."""
+        deadline = self.client.zscore(self.keys.index("running"), task_id)
+        return None if deadline is None else next(self._running([(task_id, deadline)]))
+
+    def _running(self, members: Sequence[tuple[str, float]]) -> Iterator[Running]:
+        with self.client.pipeline(transaction=False) as pipe:
+            for task_id, _ in members:
+                pipe.get(self.keys.epoch(task_id))
+                pipe.exists(self.keys.lock(task_id))
+                pipe.hmget(self.keys.task(task_id), "owner", "beat", "openCall")
+            replies = pipe.execute(raise_on_error=False)
+        for number, (task_id, deadline) in enumerate(members):
+            answers = replies[3 * number : 3 * number + 3]
+            fence, locked, about = (None if isinstance(reply, Exception) else reply for reply in answers)
+            owner, beat, open_call = about or (None, None, None)
+            yield Running(
+                task_id, text(fence), bool(locked), deadline, _document(owner), text(beat), text(open_call)
+            )  # fmt: skip
 
     def queued(self, start: int, limit: int, *, also: Iterable[str] = ()) -> list[Queued]:
         """Queued tasks from a rank in the index on, longest waiting first, and those of `also` that are queued."""

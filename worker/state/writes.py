@@ -104,7 +104,14 @@ class Writes:
         pipe.set(self.keys.lock(task_id), fence, px=lease_ttl_ms)
         pipe.set(self.keys.epoch(task_id), fence)
         deadline = at.now_ms + lease_ttl_ms
-        fields = {"attempts": at.attempts + 1, "owner": owner, "reason": "", "redeliveries": 0}
+        fields = {
+            "attempts": at.attempts + 1,
+            "owner": owner,
+            "reason": "",
+            "redeliveries": 0,
+            "beat": "",
+            "openCall": "",
+        }
         self.move(pipe, task_id, Status.RUNNING, deadline, at.now_ms, **fields)
         self.tell(pipe, task_id, "claimed", at.now_ms, attempt=at.attempts + 1, epoch=epoch_number(fence))
 

@@ -1,0 +1,84 @@
+"""What tools start ends with the process that ran the tool, however that process ends.
+
+The kernel does not do this: a child of a killed process goes on running, and so may go on changing the world while
+another worker has the task. So whatever a work-horse starts inherits a mark in its environment that says, in the words
+of `worker.process`, whose it is. Anybody on the same host can then tell whether that owner is gone. A child that is
+forked without an exec, or given an environment without the mark, is not found.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any
+
+from worker.process import is_gone, this_process
+
+MARK = "BATON_HOLDER"
+PASSES_MAX = 20
+
+
+@contextmanager
+def children_end_with_us() -> Iterator[None]:
+    """For a work-horse: what is started within the block ends with it at the latest; if we are killed, when somebody
+    calls `end_left_behind`."""
+    mark = json.dumps(this_process())
+    before = os.environ.get(MARK)
+    os.environ[MARK] = mark
+    try:
+        yield
+    finally:
+        if before is None:
+            del os.environ[MARK]
+        else:
+            os.environ[MARK] = before
+        _kill_marked(lambda owner: owner == json.loads(mark))
+
+
+def end_left_behind() -> int:
+    """SIGKILL what processes that are gone have left running on this host. Returns how many."""
+    return _kill_marked(is_gone)
+
+
+def _kill_marked(chosen: Callable[[dict[str, Any]], bool]) -> int:
+    """Again and again, for what was started while we looked; those that are already dying have no environment."""
+    killed = 0
+    for _ in range(PASSES_MAX):
+        found = _kill_once(chosen)
+        killed += found
+        if not found:
+            break
+    return killed
+
+
+def _kill_once(chosen: Callable[[dict[str, Any]], bool]) -> int:
+    if not Path("/proc/self/environ").exists():
+        return 0
+    killed = 0
+    for entry in Path("/proc").iterdir():
+        if not entry.name.isdigit() or int(entry.name) == os.getpid():
+            continue
+        with suppress(OSError):  # gone meanwhile, or another user's
+            # Opened before its environment is read: a pid may be used again in between, this handle cannot.
+            handle = os.pidfd_open(int(entry.name))
+            try:
+                if (owner := _owner((entry / "environ").read_bytes())) and chosen(owner):
+                    signal.pidfd_send_signal(handle, signal.SIGKILL)
+                    killed += 1
+            finally:
+                os.close(handle)
+    return killed
+
+
+def _owner(environ: bytes) -> dict[str, Any] | None:
+    start = f"{MARK}=".encode()
+    for variable in environ.split(b"\0"):
+        if variable.startswith(start):
+            with suppress(ValueError):
+                found = json.loads(variable.removeprefix(start))
+                return found if isinstance(found, dict) else None
+    return None
