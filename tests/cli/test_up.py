@@ -25,6 +25,7 @@ from worker.settings import load_settings
 pytestmark = [pytest.mark.server, pytest.mark.fleet]
 
 SECRET = "sesame-4711"
+WORKERS_START_MAX_S = 120  # they import all that a task needs before they listen
 
 
 @dataclass
@@ -61,7 +62,9 @@ class Stack:
 
     def await_workers(self, count: int) -> set[int]:
         return wait_until(
-            lambda: pids if len(pids := self.worker_pids()) == count else None, f"{count} workers", timeout=30
+            lambda: pids if len(pids := self.worker_pids()) == count else None,
+            f"{count} workers",
+            timeout=WORKERS_START_MAX_S,
         )
 
 
@@ -106,7 +109,9 @@ def test_a_killed_worker_is_replaced_and_its_peer_is_left_alone(local: Stack) ->
     victim, peer = sorted(local.await_workers(2))
     os.kill(victim, signal.SIGKILL)
     replaced = wait_until(
-        lambda: pids if len(pids := local.worker_pids() - {victim}) == 2 else None, "a new worker", timeout=30
+        lambda: pids if len(pids := local.worker_pids() - {victim}) == 2 else None,
+        "a new worker",
+        timeout=WORKERS_START_MAX_S,
     )
     assert peer in replaced
     up.expect("terminated by SIGKILL")

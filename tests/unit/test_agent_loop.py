@@ -60,6 +60,14 @@ def test_a_task_without_tools_says_so_to_a_model_that_calls_one() -> None:
     assert bench.results()[0]["content"] == "There is no tool called 'send'. This task has no tools."
 
 
+def test_a_long_conversation_is_sent_whole_in_every_request() -> None:
+    """A08: whatever is cut out of a history leaves calls without results. Nothing ever is."""
+    rounds = 100
+    bench = ran(*(calls(use("look", line=str(n))) for n in range(rounds)), say("done"), turns_max=rounds + 1)
+    assert bench.status() is Status.SUCCEEDED
+    assert [len(body["messages"]) for body in bench.model.bodies] == [2 * n + 1 for n in range(rounds + 1)]
+
+
 def test_only_the_last_message_is_the_result() -> None:
     bench = ran(Answer([{"type": "text", "text": "first I send"}, SEND], "tool_use"), say("sent"))
     assert bench.task().result == "sent"

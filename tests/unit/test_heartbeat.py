@@ -69,6 +69,7 @@ def beating() -> Iterator[Beating]:
 
 
 def test_a_held_task_stays_held_for_longer_than_a_lease(beating: Beating) -> None:
+    """D07: renewed from another thread than the one that claimed."""
     first = beating.deadline_ms
     with beating.beating():
         wait_until(lambda: beating.deadline_ms > first + TTL_MS, "a deadline a whole lease later")

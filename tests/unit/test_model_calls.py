@@ -47,6 +47,7 @@ def test_an_overload_that_stays_is_given_back_to_be_parked_after_the_documented_
     ],
 )
 def test_each_kind_of_broken_transport_is_tried_as_often_as_documented(kind, stop):
+    """G03: two owners of retries multiply, and a call that timed out may still be paid for."""
     fault = {"kind": kind, "times": 99} | ({"after_events": stop} if stop else {})
     with scripted(fault) as model, claude(model.url, model_read_timeout_s=0.15, model_tries_max=2) as client:
         with pytest.raises(ModelTransient, match="after 2 tries"):
