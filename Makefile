@@ -21,6 +21,10 @@ install: $(STAMP) ## build the environment in .venv from uv.lock
 demo: $(STAMP) ## watch agent tasks survive kill -9: no key, no Docker, one minute
 	$(VENV)/bin/baton demo
 
+.PHONY: drill
+drill: $(STAMP) ## kill everything at random while 60 tasks run, then check every guarantee: two minutes
+	$(VENV)/bin/baton drill --tasks 60 --turns 10 --workers 3 --seconds 30 --seed 2026
+
 .PHONY: up
 up: $(STAMP) ## run Redis, workers, sweeper and dashboard here until Ctrl-C
 	$(VENV)/bin/baton up

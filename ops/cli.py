@@ -28,6 +28,7 @@ COMMANDS = {
     "crash-points": ("ops.sweep", "crash_points", "List the points for CRASH_AFTER."),
     "up": ("ops.up", "up", "Run a local fleet in this terminal: Redis, workers, sweeper, dashboard."),
     "demo": ("ops.demo", "demo", "Kill a worker in the middle of a task, and watch the task finish."),
+    "drill": ("ops.drill.command", "drill", "Kill everything at random while tasks run, then check every guarantee."),
     "scripted-model": ("ops.scripted_model", "command", "Play a script as a model, over HTTP."),
     "settings": ("ops.show_settings", "settings", "Print every setting, its value here, and what it means."),
     "version": ("ops.status", "version", "Print the version."),
@@ -39,9 +40,10 @@ A task is named by its id or by a beginning of it that no other task shares.
 \b
 Exit codes:
   0    done; with follow: the task succeeded
-  1    with follow: it failed, was cancelled or is dead; with status: there are dead tasks
+  1    with follow: it failed, was cancelled or is dead; with status: there are dead tasks;
+       with drill: a guarantee was broken
   2    wrong use, wrong input or wrong settings
-  3    Redis is away or refuses
+  3    Redis is away or refuses; with drill: it could not be held
   4    no such task, or its state does not allow it
   130  interrupted
 """

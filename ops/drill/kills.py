@@ -1,0 +1,180 @@
+"""Carrying out a kill: finds who is working at that moment, sends the signal, says what was hit.
+
+Only processes of the drill's own fleet and its own server are ever touched.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from collections import deque
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from ops import valkey
+from ops.drill.facts import Hit
+from ops.drill.fleet import Fleet, Slot
+from ops.drill.plan import Kill
+from ops.drill.watch import Look, Owned
+from worker.errors import RedisUnavailable
+
+
+@dataclass
+class Stopped:
+    """A work-horse to be let go on. `number`: which hit it was."""
+
+    number: int
+    pid: int
+    started: str
+    until: float
+
+
+class Killer:
+    """Kills in one fleet on one server, and keeps the list of what it did."""
+
+    def __init__(self, fleet: Fleet, server: valkey.Server, forget_s: float = 0.0) -> None:
+        self.fleet = fleet
+        self.server = server
+        self.hits: list[Hit] = []
+        self.stopped: list[Stopped] = []
+        self.back_at: float | None = None  # when the server is to be started again
+        self._outage = 0
+        self._memory = Memory(server.directory, forget_s)
+
+    @property
+    def server_is_up(self) -> bool:
+        return self.back_at is None
+
+    def carry_out(self, kill: Kill, look: Look) -> Hit | None:
+        """Do it; None if nobody whom it could hit is there just now."""
+        if kill.kind == "redis":
+            return self._kill_server(kill, look) if self.server_is_up else None
+        if kill.kind == "sweeper":
+            sweepers = self.fleet.running("sweeper")
+            return self._kill_sweeper(kill, sweepers[kill.pick % len(sweepers)]) if sweepers else None
+        working = self._working(look)
+        if not working:
+            return None
+        owned, slot = working[kill.pick % len(working)]
+        return self._kill_working(kill, owned, slot)
+
+    def tend(self) -> None:
+        """Let go on, and start again, what is due. Raises RedisUnavailable if the server does not come back."""
+        now = time.monotonic()
+        if self.server_is_up:
+            self._memory.note(now)
+        for one in [one for one in self.stopped if now >= one.until]:
+            self._let_go_on(one)
+        if self.back_at is not None and now >= self.back_at:
+            self.start_server()
+
+    def start_server(self) -> None:
+        where = self.server
+        self.server = valkey.ensure(where.directory)
+        if self.server.url != where.url:
+            raise RedisUnavailable(f"the server came back at {self.server.url}, it was at {where.url}")
+        self.hits[self._outage] = replace(self.hits[self._outage], until=time.time())
+        self.back_at = None
+        self.fleet.filling = True
+
+    def let_all_go_on(self) -> None:
+        for one in list(self.stopped):
+            self._let_go_on(one)
+
+    def _working(self, look: Look) -> list[tuple[Owned, Slot]]:
+        """Who runs a task in a worker of ours, and is not stopped."""
+        workers = {slot.pid: slot for slot in self.fleet.running("worker")}
+        stopped = {one.pid for one in self.stopped}
+        found = []
+        for owned in sorted(look.owned, key=lambda owned: owned.task):
+            slot = workers.get(parent_of(owned.pid))
+            if slot is not None and owned.pid not in stopped:
+                found.append((owned, slot))
+        return found
+
+    def _kill_working(self, kill: Kill, owned: Owned, slot: Slot) -> Hit:
+        at, pid = time.time(), owned.pid
+        match kill.kind:
+            case "worker":
+                pid = slot.pid
+                self.fleet.kill(slot)
+            case "both":
+                self.fleet.kill(slot, then=owned.pid)
+            case "horse":
+                with suppress(ProcessLookupError):
+                    os.kill(owned.pid, signal.SIGKILL)
+            case "stop":
+                started = started_of(owned.pid)
+                with suppress(ProcessLookupError):
+                    os.kill(owned.pid, signal.SIGSTOP)
+                until = time.monotonic() + kill.pause_s
+                self.stopped.append(Stopped(len(self.hits), owned.pid, started, until))
+        return self._note(Hit(kill.kind, at, pid, slot.name, (owned.task,), kill.at_s))
+
+    def _kill_sweeper(self, kill: Kill, slot: Slot) -> Hit:
+        hit = Hit(kill.kind, time.time(), slot.pid, slot.name, (), kill.at_s)
+        self.fleet.kill(slot)
+        return self._note(hit)
+
+    def _kill_server(self, kill: Kill, look: Look) -> Hit:
+        self.fleet.filling = False
+        self._outage = len(self.hits)
+        at = time.time()
+        self.server.kill()
+        self._memory.cut()
+        self.back_at = time.monotonic() + kill.pause_s
+        tasks = tuple(owned.task for owned in look.owned)
+        return self._note(Hit(kill.kind, at, self.server.pid, "server", tasks, kill.at_s))
+
+    def _let_go_on(self, one: Stopped) -> None:
+        self.stopped.remove(one)
+        if started_of(one.pid) == one.started:
+            with suppress(ProcessLookupError):
+                os.kill(one.pid, signal.SIGCONT)
+            self.hits[one.number] = replace(self.hits[one.number], until=time.time())
+
+    def _note(self, hit: Hit) -> Hit:
+        self.hits.append(hit)
+        return hit
+
+
+class Memory:
+    """For a sabotage: makes a dead server forget what it was told in its last `forget_s` seconds, by cutting its
+    append-only file to the length it had then. 0 forgets nothing."""
+
+    def __init__(self, directory: Path, forget_s: float) -> None:
+        self.files = directory / "appendonlydir"
+        self.forget_s = forget_s
+        self._sizes: deque[tuple[float, dict[Path, int]]] = deque()
+
+    def note(self, now: float) -> None:
+        if not self.forget_s:
+            return
+        self._sizes.append((now, {path: path.stat().st_size for path in self.files.glob("*.incr.aof")}))
+        while len(self._sizes) > 1 and self._sizes[1][0] < now - self.forget_s:
+            self._sizes.popleft()
+
+    def cut(self) -> None:
+        if self._sizes:
+            for path, size in self._sizes[0][1].items():
+                os.truncate(path, size)
+            self._sizes.clear()
+
+
+def parent_of(pid: int) -> int:
+    """0 if there is no such process."""
+    return int(_stat(pid, 1) or 0)
+
+
+def started_of(pid: int) -> str:
+    """Its start time; with the pid, the name of one process for ever. "" if there is none."""
+    return _stat(pid, 19)
+
+
+def _stat(pid: int, field: int) -> str:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text(errors="replace").rpartition(")")[2].split()[field]
+    except OSError:
+        return ""
