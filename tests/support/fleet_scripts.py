@@ -8,6 +8,7 @@ READ, PUT = {"name": "read", "input": {"name": "news"}}, {"name": "put", "input"
 APPEND, PAY = {"name": "append", "input": {"text": "line"}}, {"name": "pay", "input": {"item": "bill"}}
 HELD = {"name": "append", "input": {"text": "line", "hold": True}}
 DONE = {"text": "done"}
+SECOND = {"name": "append", "input": {"text": "second"}}
 
 
 def _round(number: int) -> dict[str, Any]:
@@ -25,6 +26,13 @@ SCRIPTS: dict[str, list[dict[str, Any]]] = {
     "short": [{"calls": [APPEND]}, DONE],
     "held": [{"calls": [HELD]}, DONE],
     "rounds": [_round(1), _round(2), _round(3), DONE],
+    "two": [{"calls": [HELD, SECOND]}, DONE],
+    "tools": [{"calls": [HELD, SECOND, READ, PUT]}, {"calls": [PAY]}, DONE],
+    "starved": [{"calls": [{"name": "hog", "input": {"text": "line"}}, SECOND]}, DONE],
+    "patient": [{"calls": [{"name": "hog", "input": {"text": "line", "keeps_gil": False}}, SECOND]}, DONE],
+    "spawns": [{"calls": [{"name": "spawn", "input": {"text": "line"}}]}, DONE],
+    "leaves": [{"calls": [{"name": "background", "input": {"text": "line"}}]}, DONE],
+    "many": [*map(_round, range(1, 9)), DONE],
     "slow": [{"calls": [APPEND]}, {**DONE, "delay_s": 2.5}],
     "poison": [{"calls": [{"name": "explode", "input": {"name": "bomb"}}]}, DONE],
     "once-refused": [{**DONE, "fault": {"status": 400, "message": "not today"}}],

@@ -1,4 +1,4 @@
-"""Tools whose every real run leaves a line in effects.log, outside Redis: one of each nature, and two that misbehave.
+"""Tools whose every real run leaves a line in effects.log, outside Redis: one of each nature, and some that misbehave.
 
 The log is the oracle of the fleet and crash tests: whatever the task says of itself, this is what happened.
 """
@@ -6,7 +6,9 @@ The log is the oracle of the fleet and crash tests: whatever the task says of it
 from __future__ import annotations
 
 import json
+import math
 import os
+import re
 import signal
 import time
 from pathlib import Path
@@ -77,6 +79,27 @@ def explode(name: str, context: ToolContext) -> str:
     _ran("explode", name, context)
     os.kill(os.getpid(), signal.SIGKILL)
     return "never"
+
+
+@tool  # a side effect
+def hog(text: str, context: ToolContext, keeps_gil: bool = True) -> str:
+    """Take effect, then let no other thread of the process run for FLEET_HOG_S seconds: one call of `re` that
+    backtracks, as a careless pattern does. Without `keeps_gil` it takes as long and lets them run.
+    """
+    _ran("append", text, context)
+    seconds = float(os.environ["FLEET_HOG_S"])
+    if not keeps_gil:
+        time.sleep(seconds)
+        return f"appended {text}"
+    began = time.monotonic()
+    letters = 16
+    while True:  # each letter doubles the time, on any machine: the last call is the long one
+        since = time.monotonic()
+        re.match(r"(a+)+$", "a" * letters + "b")
+        took = time.monotonic() - since
+        if took >= seconds:
+            return f"appended {text} after {time.monotonic() - began:.1f} s"
+        letters += max(1, math.ceil(math.log2(seconds / took)))
 
 
 def _ran(tool_name: str, what: str, context: ToolContext) -> None:
