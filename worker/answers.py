@@ -11,6 +11,7 @@ from __future__ import annotations
 import hashlib
 import itertools
 import logging
+import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
@@ -58,6 +59,8 @@ class Answers:
     decided: dict[str, str] = field(default_factory=dict)
     resolutions: dict[str, Resolution] = field(default_factory=dict)
     resumed: bool = False  # the calls were pending when this attempt began
+    settle_s: float = 0  # what a process sent just before it died may take effect for so long
+    began: float = field(default_factory=time.monotonic)
     recorded: int = 0  # results written to the ledger in this attempt
 
     def to(self, calls: Sequence[Call]) -> list[dict[str, Any]] | Held:
@@ -97,6 +100,8 @@ class Answers:
             decision = Decision.RUN if resolution.outcome == "not_happened" and tool else Decision.UNKNOWN
         elif decision is Decision.VERIFY and tool is not None:
             verdict = tool.ask(call.input, self._context_for(call, tool))
+            if verdict.outcome == "not_happened" and self._let_settle():
+                verdict = tool.ask(call.input, self._context_for(call, tool))
             event(log, "verified", task=self.holder.task_id, call=call.id, outcome=verdict.outcome)
             decision = after_asking(verdict.outcome, self.markers.get(call.id), nature_of(tool))
             if verdict.outcome != "not_happened" or decision is Decision.RUN:  # else "not yet" was not enough
@@ -156,6 +161,15 @@ class Answers:
         finally:
             # After a timeout, a cancel or a lost lease nobody waits for those that still run: they only read.
             pool.shutdown(wait=False, cancel_futures=True)
+
+    def _let_settle(self) -> bool:
+        """A request outlives the process that sent it; the claim came after its death, so it is timed from here."""
+        left = self.began + self.settle_s - time.monotonic()
+        if left <= 0:
+            return False
+        self.holder.stop.wait(left)
+        self.holder.watch()
+        return True
 
     def _as_it_stands(self, call: Call) -> ToolResult:
         decision = self._decide(call)

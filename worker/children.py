@@ -16,7 +16,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
-from worker.process import is_gone, this_process
+from worker.process import is_gone, sees_own_proc, this_process
 
 MARK = "BATON_HOLDER"
 PASSES_MAX = 20
@@ -33,7 +33,7 @@ def children_end_with_us() -> Iterator[None]:
         yield
     finally:
         if before is None:
-            del os.environ[MARK]
+            os.environ.pop(MARK, None)  # a tool may have cleared it
         else:
             os.environ[MARK] = before
         _kill_marked(lambda owner: owner == json.loads(mark))
@@ -56,22 +56,42 @@ def _kill_marked(chosen: Callable[[dict[str, Any]], bool]) -> int:
 
 
 def _kill_once(chosen: Callable[[dict[str, Any]], bool]) -> int:
-    if not Path("/proc/self/environ").exists():
+    if not sees_own_proc():
         return 0
     killed = 0
     for entry in Path("/proc").iterdir():
         if not entry.name.isdigit() or int(entry.name) == os.getpid():
             continue
         with suppress(OSError):  # gone meanwhile, or another user's
-            # Opened before its environment is read: a pid may be used again in between, this handle cannot.
-            handle = os.pidfd_open(int(entry.name))
-            try:
-                if (owner := _owner((entry / "environ").read_bytes())) and chosen(owner):
-                    signal.pidfd_send_signal(handle, signal.SIGKILL)
-                    killed += 1
-            finally:
-                os.close(handle)
+            killed += _kill_if(int(entry.name), chosen)
     return killed
+
+
+def _kill_if(pid: int, chosen: Callable[[dict[str, Any]], bool]) -> bool:
+    # Opened before its environment is read: a pid may be used again in between, this handle cannot.
+    handle = _handle(pid)
+    try:
+        owner = _owner(Path(f"/proc/{pid}/environ").read_bytes())
+        if owner is None or not chosen(owner):
+            return False
+        if handle is None:
+            os.kill(pid, signal.SIGKILL)
+        else:
+            signal.pidfd_send_signal(handle, signal.SIGKILL)
+        return True
+    finally:
+        if handle is not None:
+            os.close(handle)
+
+
+def _handle(pid: int) -> int | None:
+    """None where the kernel has no such handles, or a sandbox does not give them."""
+    try:
+        return os.pidfd_open(pid)
+    except ProcessLookupError:
+        raise
+    except (AttributeError, OSError):
+        return None
 
 
 def _owner(environ: bytes) -> dict[str, Any] | None:

@@ -36,12 +36,13 @@ def job_id(task_id: str, delivery: int) -> str:
 
 
 def forked_by() -> int | None:
-    """The pid of the RQ worker that forked this process as its work-horse; None if this is no work-horse."""
+    """The pid of the RQ worker that forked this process as its work-horse, 0 if RQ does not tell; None if this is no
+    work-horse."""
     job, name = get_current_job(), os.environ.get("RQ_WORKER_ID")
     if job is None or not name or job.worker_name != name:  # a worker that does not fork; the variable may be inherited
         return None
     pid = job.connection.hget(Worker.redis_worker_namespace_prefix + name, "pid")
-    return int(pid) if pid else None
+    return int(pid or 0)
 
 
 class RqDispatcher:

@@ -12,7 +12,9 @@ import os
 import sys
 from typing import Any
 
+import redis
 from rq import Queue, Worker
+from rq.executions import Execution
 from rq.job import Job
 
 from worker.children import end_left_behind
@@ -62,11 +64,17 @@ class ForkWorker(Worker):
         die_with_parent(self._own_pid)
         super().main_work_horse(job, queue)
 
+    def maintain_heartbeats(self, job: Job, execution: Execution) -> None:
+        try:
+            super().maintain_heartbeats(job, execution)
+        except (redis.ConnectionError, redis.TimeoutError) as error:  # RQ would quit, and our death is the horse's
+            event(log, "rq-heartbeat-failed", level=logging.WARNING, job=job.id, why=error)
+
     def handle_work_horse_killed(self, job: Job, retpid: int, ret_val: int, rusage: Any) -> None:
         super().handle_work_horse_killed(job, retpid, ret_val, rusage)  # type: ignore[no-untyped-call]  # untyped in rq 3.0
         try:
             self._hand_on(job.id.rpartition("-")[0], retpid, ret_val)
-        except BatonError as error:  # a sweeper will do it
+        except Exception as error:  # a sweeper will do it; RQ would quit, with exit code 0
             event(log, "hand-on-failed", level=logging.WARNING, job=job.id, why=error)
 
     def _hand_on(self, task_id: str, horse: int, status: int) -> None:

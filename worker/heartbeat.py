@@ -8,7 +8,7 @@ on the socket, so that it is back under a new number as soon as it is cut.
 from __future__ import annotations
 
 import logging
-import select
+import selectors
 import socket
 import threading
 from types import TracebackType
@@ -56,29 +56,35 @@ class Heartbeat:
 
     def _renew_until_over(self) -> None:
         last: socket.socket | None = None
+        failures = 0
         while not self._over.is_set():
             pause, connection = self._period_s, None
-            known = self._holder.stop.is_set()  # lost, or let go of: whoever found out or did it says so
+            known = self._holder.stop.is_set()  # whoever found out says so
             try:
                 self._store.renew(self._holder)
             except LeaseLost as lost:
+                with self._holder.writing:  # it may just be letting go, in Redis but not yet here
+                    known = known or self._holder.released
                 if not known and not self._over.is_set():
                     event(log, "lease-lost", level=logging.WARNING, task=self._holder.task_id, why=lost)
                 return
             except (RedisUnavailable, StorageRefused) as error:
                 # The holder's own bound decides how long this may go on.
                 event(log, "renewal-failed", level=logging.WARNING, task=self._holder.task_id, why=error)
-                pause = self._period_s / 5
+                pause, failures = min(self._period_s / 5, CUT_PAUSE_S * 2**failures), min(failures + 1, 20)
             else:
-                connection = self._connection()
-                if connection is not last and last is not None:
+                connection, failures = self._connection(), 0
+                if connection is not last and connection is not None:
                     pause = CUT_PAUSE_S  # renew once more: the number that was written down may be the old one's
             last = connection
             self._rest(connection, pause)
 
     def _rest(self, connection: socket.socket | None, pause: float) -> None:
         """Until the pause is over, the block has ended, or the connection is cut."""
-        heard, _, _ = select.select([self._ear, *([connection] if connection else [])], [], [], pause)
+        with selectors.DefaultSelector() as selector:  # select() refuses descriptors from 1024 on
+            for one in filter(None, (self._ear, connection)):
+                selector.register(one, selectors.EVENT_READ)
+            heard = [key.fileobj for key, _ in selector.select(pause)]
         if connection in heard:  # nobody sends us anything unasked: this is its end
             self._over.wait(CUT_PAUSE_S)
 

@@ -54,12 +54,13 @@ def signal_on_parents_death(number: signal.Signals) -> None:
 
 
 def die_with_parent(parent: int) -> None:
-    """SIGKILL for this process as soon as `parent`, which forked it, is gone; at once if it is gone already.
+    """SIGKILL for this process as soon as `parent`, which forked it, is gone; at once if it is gone already (0: nobody
+    knows its pid).
 
     RQ leaves the work-horse of a killed worker running, and tells everybody that its job has failed.
     """
     signal_on_parents_death(signal.SIGKILL)
-    if os.getppid() != parent:  # it died before we asked to be told
+    if parent and os.getppid() != parent:  # it died before we asked to be told
         os.kill(os.getpid(), signal.SIGKILL)
 
 
@@ -91,7 +92,17 @@ def _boot_id() -> str:
         return ""
 
 
+def sees_own_proc() -> bool:
+    """/proc may be missing, or be that of another pid namespace: then its numbers mean other processes."""
+    try:
+        return str(Path("/proc/self").readlink()) == str(os.getpid())
+    except OSError:
+        return False
+
+
 def _pid_namespace() -> str:
+    if not sees_own_proc():
+        return ""
     try:
         return str(Path("/proc/self/ns/pid").readlink())
     except OSError:

@@ -20,10 +20,11 @@ from dataclasses import dataclass
 from typing import Any
 
 import redis
-from redis.exceptions import NoPermissionError
 
 from worker.log import event
 from worker.process import is_gone
+from worker.state.lease import epoch_number
+from worker.state.transact import PASSING, error_code
 from worker.state.views import Running
 
 log = logging.getLogger(__name__)
@@ -78,7 +79,7 @@ class Connections:
 
     def gone(self, candidates: Sequence[Running]) -> list[Running]:
         """Of these, whose connection has been missing since a look at least GRACE_S ago."""
-        asked = [one for one in candidates if one.beat and not one.open_call]
+        asked = [one for one in candidates if _split(one)[1] and not one.open_call]
         missing = {_name(one): one for one in self._missing(asked)}
         now = self._monotonic()
         self._missed = {name: self._missed.get(name, now) for name in missing}
@@ -91,7 +92,9 @@ class Connections:
             batch = asked[start : start + BATCH]
             try:
                 run_id, there = self._look(number for _, number in map(_split, batch))
-            except NoPermissionError as error:
+            except redis.ResponseError as error:
+                if error_code(error) in PASSING:
+                    raise
                 why = f"{error}; a dead worker of another host is noticed when its lease runs out"
                 event(log, "no-client-list", level=logging.WARNING, why=why)
                 self._forbidden = True
@@ -113,5 +116,7 @@ def _name(one: Running) -> tuple[str, str, str]:
 
 
 def _split(one: Running) -> tuple[str, str]:
-    run_id, _, number = one.beat.rpartition(":")
-    return run_id, number
+    """(run id, client id), empty unless this ownership wrote them: an older Baton's claim leaves the last one's."""
+    epoch, _, rest = one.beat.partition(":")
+    run_id, _, number = rest.partition(":")
+    return (run_id, number) if epoch == str(epoch_number(one.fence)) and number.isdigit() else ("", "")

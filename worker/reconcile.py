@@ -7,7 +7,8 @@
     miss            present   idempotent               RERUN, with the same idempotency key
     miss            present   side_effect, `verify`    VERIFY: ask the world; if it cannot tell, as without. "It has
                                                        not happened" counts only if the process that began the call is
-                                                       proven dead: one that merely sleeps may yet do it
+                                                       proven dead (one that merely sleeps may yet do it) and
+                                                       time enough has passed for what it had sent
     miss            present   side_effect              UNKNOWN, or HOLD if the tool says on_unknown="hold"
     miss            absent    tool not known here      NO_SUCH_TOOL
 

@@ -179,7 +179,7 @@ class Attempt:
         calls = loaded.calls
         answers = Answers(
             self.store, self.holder, toolbox, self._context, calls.entries, calls.markers, loaded.markers_trusted,
-            resolutions=calls.resolutions, resumed=bool(now.pending),
+            resolutions=calls.resolutions, resumed=bool(now.pending), settle_s=self.settings.verify_settle_s,
         )  # fmt: skip
         return Agent(self.store, self.holder, task, request, now, self.runtime.make_model(self.settings), answers)
 

@@ -54,6 +54,9 @@ class Settings(BaseModel):
     )
     lease_margin_ms: int = Field(2_000, ge=50, description="a holder stops by itself so long before its lease ends")
     store_retry_max_s: float = Field(60, gt=0, description="how long a holder waits for a Redis that refuses to store")
+    verify_settle_s: float = Field(
+        30, ge=0, description="`verify` is asked again so long after a crash before a call is run once more"
+    )
     allow_eviction: bool = Field(False, description="run on a Redis whose maxmemory-policy may drop keys of tasks")
     sweep_period_s: float = Field(1, gt=0, description="pause between two sweeps")
     redeliver_grace_ms: int = Field(

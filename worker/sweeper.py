@@ -87,9 +87,10 @@ class Sweeper:
         return report
 
     def _recover(self, report: SweepReport, now: int) -> None:
-        for running, proof in self.proofs.of(list(self.views.running(BATCH)), now):
-            if proof.process_is_dead:
-                end_left_behind()
+        found = list(self.proofs.of(list(self.views.running(BATCH)), now))
+        if any(proof.process_is_dead for _, proof in found):
+            end_left_behind()
+        for running, proof in found:
             recover = partial(self.store.recover, proof=proof.words, fence=proof.fence, beat=proof.beat)
             status = self._try(report, running.task_id, partial(recover, running.task_id))
             if status is not None:

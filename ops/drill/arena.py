@@ -111,6 +111,7 @@ def _settings(home: Path, url: str, lease_ms: int) -> dict[str, Any]:
         "tools": "ops.drill.recorded",
         "lease_ttl_ms": lease_ms,
         "lease_margin_ms": lease_ms // 6,
+        "verify_settle_s": 1,
         "sweep_period_s": 0.2,
         "redeliver_grace_ms": 1_000,
         "crashes_in_row_max": 10_000,

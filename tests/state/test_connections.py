@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import pytest
 import redis
 
-from tests.state.kit import CALL, T, at_a, claim, claimed, entry_for, field, number, status
+from tests.state.kit import CALL, T, at_a, claim, claimed, entry_for, field, lapse, new_task, number, status
 from worker.proofs import GRACE_S, Proofs
 from worker.state.lease import Holder
 from worker.state.server import InfoProbe
@@ -162,10 +162,60 @@ def test_the_next_holder_is_not_judged_by_the_connection_of_the_last_one(watch: 
 def test_of_another_incarnation_of_the_server_nothing_is_known(watch: Watch) -> None:
     """After a restart the numbers begin anew: that one is missing means nothing."""
     beating(watch)
-    number = field(watch.store, "beat").rpartition(":")[2]
-    watch.store.client.hset(watch.store.keys.task(T), "beat", f"{'0' * 40}:{number}9")
+    epoch, _, rest = field(watch.store, "beat").partition(":")
+    watch.store.client.hset(watch.store.keys.task(T), "beat", f"{epoch}:{'0' * 40}:{rest.partition(':')[2]}9")
     watch.cut()
     assert [watch.look(), watch.later(), watch.later()] == [[], [], []]
+
+
+def test_a_number_that_an_older_baton_left_lying_says_nothing_of_the_holder_it_has_claimed_for(watch: Watch) -> None:
+    """In the middle of a deploy: its claim does not clear the field, and its heartbeat does not write it. Healthy tasks
+    of old workers were recovered until they were dead."""
+    beating(watch)
+    old = field(watch.store, "beat")
+    watch.cut()
+    watch.look()
+    watch.recover(watch.later())
+    claim(watch.store)
+    watch.store.client.hset(watch.store.keys.task(T), "beat", old)
+    assert [watch.look(), watch.later(), watch.later()] == [[], [], []]
+
+
+@pytest.mark.parametrize("beat", ["1:x:y", "1:", ":", "no number", "1::7 8"])
+def test_one_damaged_number_does_not_hide_the_other_deaths(watch: Watch, beat: str) -> None:
+    watch.store.create(new_task("damaged"))
+    claim(watch.store, "damaged")
+    watch.store.client.hset(watch.store.keys.task("damaged"), "beat", beat)
+    beating(watch)
+    watch.cut()
+    watch.look()
+    assert len(watch.later()) == 1
+
+
+def test_a_cut_is_no_reason_to_end_a_task(watch: Watch) -> None:
+    """Three blips of a network made a healthy task dead. The last crash of the row takes another proof."""
+    store = watch.store
+    for crash in range(store.policy.crashes_in_row_max):
+        holder = beating(watch) if crash == 0 else claim(store)
+        watch.beat.renew(holder)
+        watch.cut()
+        watch.look()
+        last = watch.recover(watch.later())
+    assert last is None
+    assert status(store) is Status.RUNNING
+    lapse(store)
+    assert store.recover(T, proof="its lease ran out") is Status.DEAD
+
+
+def test_a_full_server_that_cannot_note_the_new_number_forgets_the_old_one(watch: Watch) -> None:
+    """When it had room again, a sweeper took a live holder's task for the number of a connection long replaced."""
+    holder = beating(watch)
+    watch.cut()
+    watch.beat._renew(holder, with_index=False)
+    assert field(watch.store, "beat") == ""
+    assert [watch.look(), watch.later()] == [[], []]
+    watch.beat.renew(holder)
+    assert field(watch.store, "beat") == holder.beat != ""
 
 
 def test_where_nobody_may_list_clients_the_proof_is_left_out_and_said_so_once(

@@ -131,7 +131,7 @@ class Bench:
     def __init__(self, *steps: Any, tools: tuple[Tool, ...] = (), clock: Any = None, **settings: Any) -> None:
         self.server = fakeredis.FakeServer()
         self.clock = clock or ManualClock(int(time.time() * 1000))
-        self.settings: Settings = load_settings({}, **settings)
+        self.settings: Settings = load_settings({}, **{"verify_settle_s": 0, **settings})
         self.model = Script(*steps)
         self.world = World()
         self.tools = [*self.world.tools(), *tools]

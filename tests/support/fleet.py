@@ -77,6 +77,7 @@ class Fleet:
             "BATON_WORKSPACE": str(self.workspace),
             "BATON_TOOLS": TOOLS,
             "BATON_SWEEP_PERIOD_S": "0.2",
+            "BATON_VERIFY_SETTLE_S": "0",  # these tools take effect in their own process or not at all
             "ANTHROPIC_BASE_URL": self.model.url,
             "ANTHROPIC_API_KEY": "scripted",
             "NO_PROXY": "127.0.0.1",

@@ -15,7 +15,7 @@ from worker.state.lease import Holder
 from worker.state.ledger import Resolution
 from worker.state.task import Status
 from worker.state.views import Views
-from worker.tools import ToolFailure, tool
+from worker.tools import ToolFailure, Verdict, tool
 from worker.tools.base import MAY_HAVE_HAPPENED
 
 MARKED = ("after-start-mark", 1)
@@ -151,3 +151,31 @@ def test_a_tool_is_told_to_stop_as_soon_as_the_lease_is_in_doubt() -> None:
     assert not holder.stopping()
     bench.clock.advance(holder.lease_ttl_s)
     assert holder.stopping()
+
+
+@pytest.mark.parametrize(("settle_s", "effects"), [(0.2, 1), (0.0, 2)], ids=["waits", "does not wait"])
+def test_a_request_that_outlives_the_process_that_sent_it_is_waited_for_before_the_call_is_run_again(
+    settle_s: float, effects: int
+) -> None:
+    """Killed with its POST under way: the provider, asked at once, truthfully knew nothing of it yet. Without the pause
+    there were two payments."""
+    asked: list[str] = []
+    bench: Bench
+
+    def paid(line: str) -> Verdict:
+        known = bool(bench.effects) and bool(asked)
+        asked.append(line)
+        return Verdict.happened("paid") if known else Verdict.not_happened()
+
+    @tool(verify=paid)
+    def pay(line: str) -> str:
+        """Pay; the provider shows it a moment later."""
+        return bench.world.did("pay", line)
+
+    bench = Bench(calls(use("pay", 1, line="1")), say("done"), tools=(pay,), verify_settle_s=settle_s)
+    bench.enqueue()
+    die_at(bench, ("after-effect", 1))
+    bench.take_over()
+    assert bench.run() is Status.SUCCEEDED
+    assert len(bench.effects) == effects
+    assert len(asked) == (2 if settle_s else 1)

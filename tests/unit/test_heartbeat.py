@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import threading
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 
@@ -12,11 +14,14 @@ import redis
 from tests.support.agents import Bench, Line, T
 from tests.support.waiting import wait_until
 from worker.clock import SystemClock
+from worker.dispatch import open_store
 from worker.errors import CancelRequested, LeaseLost
 from worker.heartbeat import Heartbeat
+from worker.settings import load_settings
 from worker.state.lease import Holder
 from worker.state.ledger import Call
 from worker.state.store import Store
+from worker.state.task import NewTask
 
 TTL_MS = 1_500
 
@@ -200,3 +205,48 @@ def test_beats_and_commits_at_once_do_not_disturb_each_other(beating: Beating) -
     assert bench.store.client.hlen(bench.store.keys.started(T)) == 300
     assert holder.seq == 301
     assert beating.renewed == 300
+
+
+@pytest.mark.server
+def test_a_process_with_a_thousand_open_files_keeps_its_lease(redis_url: str, redis_client: redis.Redis) -> None:
+    """`select` refuses descriptors from 1024 on: the thread died of it, and the task was taken over."""
+    store = open_store(load_settings({}, redis_url=redis_url, lease_ttl_ms=TTL_MS, lease_margin_ms=300))
+    store.create(NewTask("many", "x", "agents"))
+    holder = store.claim("many", 1, {})
+    assert isinstance(holder, Holder)
+    fillers = [os.open(os.devnull, os.O_RDONLY) for _ in range(1100)]
+    try:
+        beat = open_store(load_settings({}, redis_url=redis_url, lease_ttl_ms=TTL_MS, lease_margin_ms=300))
+        with Heartbeat(beat, holder):
+            first = holder._confirmed
+            wait_until(lambda: holder._confirmed > first + TTL_MS / 1000, "renewals for longer than a lease")
+    finally:
+        for one in fillers:
+            os.close(one)
+        store.client.close()
+
+
+@pytest.mark.server
+def test_a_heartbeat_that_is_cut_is_back_under_another_number_at_once(
+    redis_url: str, redis_client: redis.Redis
+) -> None:
+    """Long before its next renewal would be due: others take a number that stays away for a death."""
+    settings = load_settings({}, redis_url=redis_url)
+    store, beat = open_store(settings), open_store(settings)
+    store.create(NewTask("cut", "x", "agents"))
+    holder = store.claim("cut", 1, {})
+    assert isinstance(holder, Holder)
+
+    def number() -> bytes:
+        return store.client.hget(store.keys.task("cut"), "beat") or b""
+
+    with Heartbeat(beat, holder):
+        wait_until(number, "the first number")
+        for _ in range(5):
+            before = number()
+            client = int(before.rpartition(b":")[2])
+            since = time.monotonic()
+            store.client.client_kill_filter(_id=client)
+            wait_until(lambda before=before: number() != before, "another number")  # type: ignore[misc]
+            assert time.monotonic() - since < settings.lease_ttl_ms / 3000, "that was only the next renewal"
+    store.client.close()

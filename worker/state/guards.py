@@ -159,6 +159,7 @@ class Guards:
 
         with holder.writing:
             self._transact_as(holder, own, reads, decide)
+            holder.released = True
             holder.lose("released")
 
     def _renew(self, holder: Holder, *, with_index: bool) -> None:
@@ -171,7 +172,8 @@ class Guards:
             self._require_fence(holder, text(fence))
             if cancel is not None:
                 holder.ask_to_cancel(text(cancel))
-            beat[0] = self.probe.connection(connection)
+            found = self.probe.connection(connection)
+            beat[0] = f"{holder.epoch}:{found}" if found else ""
 
             def queue(pipe: Pipeline) -> None:
                 if locked:
@@ -182,6 +184,8 @@ class Guards:
                     pipe.zadd(self.keys.index("running"), {holder.task_id: self.clock.server_ms(time) + ttl})
                     if beat[0] != holder.beat:
                         pipe.hset(self.keys.task(holder.task_id), "beat", beat[0])
+                elif beat[0] != holder.beat:  # a full server still forgets: better no number than an old one
+                    pipe.hdel(self.keys.task(holder.task_id), "beat")
 
             return Write(queue, None)
 
@@ -193,8 +197,8 @@ class Guards:
             self.client, self.clock, [epoch, lock], reads, decide,
             patience_s=0, before_each=holder.check, optional=len(asked),
         )  # fmt: skip
-        if with_index:
-            holder.beat = beat[0]
+        if with_index or beat[0] != holder.beat:
+            holder.beat = beat[0] if with_index else ""
         holder.confirm(sent_at)
 
     def _holder(self, task_id: str, fence: str, delivery: int, attempt: int) -> Holder:

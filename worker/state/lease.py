@@ -41,6 +41,7 @@ class Holder:
     seq: int = 0
     cancel: str | None = None
     beat: str = ""  # the connection that keeps the lease, as it was last written down; the heartbeat's own
+    released: bool = False  # let go of by ourselves
     stop: threading.Event = field(default_factory=threading.Event)
     writing: threading.Lock = field(default_factory=threading.Lock)
     _lost: str | None = None

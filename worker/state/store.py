@@ -174,6 +174,8 @@ class Store(Guards):
                 return Settled(None)
             crashes, in_row = at.crashes + 1, at.crashes_in_row + 1
             spent = in_row >= self.policy.crashes_in_row_max or crashes >= self.policy.crashes_max
+            if beat is not None and spent:
+                return Settled(None)  # a cut is no reason to end a task: its holder may be well. The lease will tell
             status = Status.CANCELLED if at.cancel is not None else Status.DEAD if spent else Status.QUEUED
 
             def queue(pipe: Pipeline) -> None:

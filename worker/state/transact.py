@@ -15,7 +15,6 @@ from typing import Any, Generic, TypeVar
 import redis
 from redis.backoff import NoBackoff
 from redis.client import Pipeline
-from redis.exceptions import NoPermissionError
 from redis.retry import Retry
 
 from worker.clock import Clock
@@ -24,7 +23,7 @@ from worker.errors import InvalidSettings, RedisUnavailable, StorageRefused
 T = TypeVar("T")
 
 # Refusals that end by themselves or by an operator's hand; the first word of the server's answer.
-_PASSING = frozenset(
+PASSING = frozenset(
     {"OOM", "MISCONF", "READONLY", "LOADING", "MASTERDOWN", "NOREPLICAS", "BUSY", "TRYAGAIN", "CLUSTERDOWN"}
 )
 
@@ -123,7 +122,7 @@ def patiently(
         except redis.AuthenticationError as error:
             raise RedisUnavailable(f"Redis refuses our credentials: {error}") from error
         except (redis.ConnectionError, redis.TimeoutError, redis.ResponseError) as error:
-            if isinstance(error, redis.ResponseError) and error_code(error) not in _PASSING:
+            if isinstance(error, redis.ResponseError) and error_code(error) not in PASSING:
                 raise StorageRefused(f"Redis refused: {error}") from error
             failure, again = error, False
         if not again and clock.monotonic() >= give_up_at:
@@ -170,8 +169,8 @@ def _read(pipe: Pipeline, reads: Sequence[Sequence[str]], optional: int) -> list
 def _answer(connection: Any, *, refusable: bool) -> Any:
     try:
         return connection.read_response()
-    except NoPermissionError as error:
-        if not refusable:
+    except redis.ResponseError as error:  # forbidden, renamed away
+        if not refusable or error_code(error) in PASSING:
             raise
         return error
 
