@@ -105,6 +105,24 @@ def test_a_held_call_is_what_a_person_says_it_is(resolution: Resolution, effects
         bench.store.resolve(T, call.turn, call.id, resolution, "ben")
 
 
+def test_a_persons_word_that_a_call_has_not_happened_lets_it_run_once() -> None:
+    """Run on that word, and killed before its result was recorded, it was run again on the same word."""
+    bench = Bench(calls(use("wire", 1, line="1")), say("done"))
+    bench.enqueue()
+    die_at(bench, MARKED)
+    bench.take_over()
+    assert bench.deliver().startswith("parked")
+    call = bench.checkpoint().pending[0]
+    bench.store.resolve(T, call.turn, call.id, Resolution("not_happened"), "ann")
+    die_at(bench, ("after-effect", 1))
+    bench.take_over()
+    assert bench.effects == ["wire 1"]
+    assert bench.deliver().startswith("parked"), "nobody has said anything about this run yet"
+    bench.store.resolve(T, call.turn, call.id, Resolution("happened", "wired"), "ben")
+    assert bench.run() is Status.SUCCEEDED
+    assert bench.effects == ["wire 1"]
+
+
 @pytest.mark.parametrize("known", [True, False], ids=["tool failure", "any exception"])
 def test_a_side_effect_that_raises_may_have_happened_unless_it_knows_better(known: bool) -> None:
     """A read timeout comes after the payment. The model repeated the call, with a new idempotency key."""

@@ -237,11 +237,12 @@ class Store(Guards):
         self._commit(holder, queue, reads=self.probe.identity_commands)
 
     def mark_started(self, holder: Holder, call: Call, effect: str = "side_effect") -> None:
-        """The call may run from here on. To be written before every call that is not read-only."""
+        """The call may run from here on: before all but read-only ones. Ends a person's word about its last run."""
 
         def queue(pipe: Pipeline, now: int, rest: list[Any]) -> None:
             marker = Marker(holder.epoch, effect).dump(now)
             pipe.hset(self.keys.started(holder.task_id), call_field(call.turn, call.id), marker)
+            pipe.hdel(self.keys.control(holder.task_id), resolution_field(call.turn, call.id))
             if effect == "side_effect":
                 pipe.hset(self.keys.task(holder.task_id), "openCall", call_field(call.turn, call.id))
             self.writes.tell(pipe, holder.task_id, "call-started", now, turn=call.turn, call=call.id, name=call.name)
