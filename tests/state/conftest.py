@@ -14,6 +14,7 @@ import redis
 
 from tests.state.invariants import check_invariants
 from tests.state.kit import make_store, sweeper_of
+from tests.support.every_run import summary, tried
 from worker.state.store import Store
 from worker.state.transact import connect
 from worker.sweeper import Sweeper
@@ -72,3 +73,8 @@ def another(backend: Callable[[], redis.Redis]) -> Callable[..., Store]:
 @pytest.fixture
 def sweeper(store: Store) -> Sweeper:
     return sweeper_of(store)
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    if tried:
+        terminalreporter.write_line(summary())
