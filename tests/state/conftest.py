@@ -1,4 +1,4 @@
-"""One contract, two servers: each test that takes `store` runs on fakeredis and on the embedded Valkey.
+"""One contract, two servers: each test that takes `store` runs on fakeredis and on the embedded Valkey (F14).
 
 Lease expiry is never proven on fakeredis alone: there a watched key that expires before EXEC does not abort it.
 """
