@@ -18,13 +18,13 @@ import fcntl
 import json
 import os
 import signal
-import subprocess
 import sys
 import time
 from collections.abc import Sequence
 from contextlib import closing, suppress
 from dataclasses import dataclass
 from pathlib import Path
+from subprocess import DEVNULL, Popen
 from types import TracebackType
 from typing import NoReturn
 from urllib.parse import quote, urlsplit
@@ -44,7 +44,7 @@ from ops.processes import (
     tail,
     wait_until,
 )
-from ops.valkey_place import SOCKET_PATH_MAX, Place, binary_path, checked_socket, feed_stdin, password_option, place_of
+from ops.valkey_place import Place, binary_path, checked_socket, feed_stdin, password_option, place_of, socket_works
 from worker.errors import BatonError, RedisUnavailable
 from worker.state.transact import shown_url
 
@@ -55,7 +55,7 @@ OPTIONS = (
 )
 
 # Kept so that nobody reports a server that outlives its starter as a leaked child, and so that stop() can reap.
-_children: dict[int, subprocess.Popen[bytes]] = {}
+_children: dict[int, Popen[bytes]] = {}
 
 
 class AlreadyServed(RedisUnavailable):
@@ -146,18 +146,17 @@ def ensure(
     unix_socket: Path | str | None = None,
     wait_s: float = 30,
     extra: Sequence[str] = (),
+    with_parent: bool = False,
 ) -> Server:
-    """The server of `directory`: the one that runs, wherever it listens, or a new one that outlives us.
+    """The server of `directory`: the one that runs, or a new one; that outlives us or, `with_parent`, not.
 
-    Any number of processes may ask at once; they share one server. Without `port` and `unix_socket` it listens on
-    `<dir>/valkey.sock`, or on a free port where that path is too long. RedisUnavailable, with the last lines of
-    the server's log, when none is up after `wait_s` seconds.
+    Any number of processes may share it. Without `port` and `unix_socket` it listens on `<dir>/valkey.sock` or a free
+    port. RedisUnavailable, with the end of its log, if none is up after `wait_s` seconds.
     """
     home = _home(directory)
-    where = checked_socket(unix_socket)
+    where, ours = checked_socket(unix_socket), home / "valkey.sock"
     if where is None and port is None:
-        fits = len(os.fsencode(home / "valkey.sock")) <= SOCKET_PATH_MAX
-        where, port = (home / "valkey.sock", None) if fits else (None, 0)
+        where, port = (ours, None) if socket_works(ours) else (None, 0)
     log, child = home / "server.log", None
     log_start = size_of(log)
     deadline = time.monotonic() + wait_s
@@ -165,7 +164,7 @@ def ensure(
         if running := _running(home):
             return Server(running.url, running.pid, home, child is not None and child.pid == running.pid)
         if child is None:
-            child = _start(home, port, where, extra)
+            child = _start(home, port, where, extra, with_parent)
         elif child.poll() == AlreadyServed.exit_code:  # lost the race; but the winner may die too: ask again
             del _children[child.pid]
             child = None
@@ -217,15 +216,13 @@ def _same_port_again(home: Path) -> int | None:
     return port if port and port_is_free(port) else None
 
 
-def _start(home: Path, port: int | None, where: Path | None, extra: Sequence[str]) -> subprocess.Popen[bytes]:
+def _start(home: Path, port: int | None, where: Path | None, extra: Sequence[str], tied: bool) -> Popen[bytes]:
     # -P: a directory named `ops` where the user stands must not be taken for ours.
-    argv = [sys.executable, "-P", "-m", "ops.valkey", "serve", str(home)]
+    argv = [sys.executable, "-P", "-m", "ops.valkey", "serve", str(home), *["--with-parent"] * tied]
     argv += [] if port is None else ["--port", str(port)]
     argv += [] if where is None else ["--unix", str(where)]
     with (home / "server.log").open("ab") as log:
-        child = subprocess.Popen(
-            [*argv, "--", *extra], stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True
-        )
+        child = Popen([*argv, "--", *extra], stdin=DEVNULL, stdout=log, stderr=log, start_new_session=True)
     _children[child.pid] = child
     return child
 

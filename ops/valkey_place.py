@@ -45,6 +45,11 @@ def place_of(url: str) -> Place:
     )
 
 
+def socket_works(path: Path) -> bool:
+    """There is room for it; and redis-py, which RQ asks for CLIENT INFO, splits that at spaces and `=`."""
+    return len(os.fsencode(path)) <= SOCKET_PATH_MAX and not set(" =") & set(str(path))
+
+
 def checked_socket(path: Path | str | None) -> Path | None:
     """The absolute path; RedisUnavailable if the system has no room for it."""
     where = None if path is None else Path(path).absolute()

@@ -27,6 +27,7 @@ from worker.state.store import Store
 
 LEASE_MS = 3_000
 REQUESTS, LOCK = "requests.jsonl", "drill.lock"
+OURS = (LOCK, REQUESTS, effects.FILE, "kills.jsonl", "*.log", "*.once", "valkey", "workspace")
 NOT_OURS = ("BATON_", "ANTHROPIC_", "RQ_", "CRASH_", "DRILL_", "COVERAGE_PROCESS")
 
 
@@ -52,7 +53,7 @@ def open_arena(
         raise EnvironmentFailed("a drill finds whom to kill in /proc, and here is none: it needs Linux")
     with ExitStack() as stack:
         try:
-            server = valkey.ensure(home / "valkey")
+            server = valkey.ensure(home / "valkey", with_parent=True)
         except RedisUnavailable as error:
             raise EnvironmentFailed(f"the drill's own server did not start: {error}") from error
         stack.callback(_end_server, server.directory)
@@ -73,8 +74,12 @@ def open_arena(
 def fresh(home: Path) -> Iterator[Path]:
     """An empty directory for one drill at a time; clears away only what an earlier one left there, its server too."""
     home = home.resolve()
-    if home.exists() and any(home.iterdir()) and not (home / REQUESTS).exists():
-        raise InvalidInput(f"{home} holds something that is not a drill's; name another with --dir")
+    found = list(home.iterdir()) if home.exists() else []
+    foreign = [left for left in found if left.is_symlink() or not any(map(left.match, OURS))]
+    if foreign or (found and not (home / LOCK).exists()):
+        raise InvalidInput(
+            f"{home} holds {(foreign or found)[0].name}, which is not a drill's; name another with --dir"
+        )
     home.mkdir(parents=True, exist_ok=True)
     lock = try_lock(home / LOCK)
     if lock is None:

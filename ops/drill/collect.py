@@ -12,6 +12,7 @@ from ops.drill import effects
 from ops.drill.arena import REQUESTS, Arena
 from ops.drill.facts import Event, Facts, Json, TaskFacts
 from ops.drill.run import Run
+from ops.drill.tools import WORLD
 from ops.transcript import first_text
 from worker.errors import BatonError
 from worker.state.codec import decode
@@ -41,12 +42,14 @@ def collect(run: Run, seconds: float, expected: str = "") -> Facts:
 def task_facts(arena: Arena, accepted: Mapping[str, str]) -> tuple[TaskFacts, ...]:
     """`accepted`: id → text."""
     reader = Reader(arena.client, arena.store.keys)
-    requests, ran = defaultdict(list), defaultdict(list)
+    requests, ran, world = defaultdict(list), defaultdict(list), defaultdict(list)
     for line in effects.read_lines(arena.home / REQUESTS):
         requests[first_text(line["body"])].append(line)
     for line in effects.read_lines(arena.home / effects.FILE):
         ran[line["task"]].append(line)
-    return tuple(reader.task(id_, text_, requests[text_], ran[id_]) for id_, text_ in accepted.items())
+    for line in effects.read_lines(arena.home / "workspace" / WORLD):
+        world[line["task"]].append(line)
+    return tuple(reader.task(id_, text_, requests[text_], ran[id_], world[id_]) for id_, text_ in accepted.items())
 
 
 class Reader:
@@ -57,8 +60,8 @@ class Reader:
         self.keys = keys
         self.views = Views(client, keys)
 
-    def task(self, task_id: str, asked: str, requests: list[Json], ran: list[Json]) -> TaskFacts:
-        logged: dict[str, Any] = {"requests": tuple(requests), "effects": tuple(ran)}
+    def task(self, task_id: str, asked: str, requests: list[Json], ran: list[Json], world: list[Json]) -> TaskFacts:
+        logged: dict[str, Any] = {"requests": tuple(requests), "effects": tuple(ran), "world": tuple(world)}
         try:
             task = self.views.task(task_id)
         except BatonError:
@@ -67,6 +70,7 @@ class Reader:
             task_id,
             asked,
             task.status.value,
+            result=task.result,
             **self._record(task),
             **self._checkpoint(task_id),
             events=self._events(task_id),
@@ -80,9 +84,10 @@ class Reader:
         return {"reason": task.reason, "crashes": task.crashes, "parks": task.parks, "attempts": task.attempts}
 
     def _checkpoint(self, task_id: str) -> Json:
-        found = self.client.hmget(self.keys.checkpoint(task_id), "turns", "totalTokens", "messageCount")
-        turns, tokens, count = (int(part or 0) for part in found)
-        return {"turns": turns, "total_tokens": tokens, "message_count": count}
+        found = self.client.hmget(self.keys.checkpoint(task_id), "turns", "totalTokens", "messageCount", "tokensUsed")
+        turns, tokens, count = (int(part or 0) for part in found[:3])
+        used = decode(found[3] or b"{}")
+        return {"turns": turns, "total_tokens": tokens, "message_count": count, "tokens_used": used}
 
     def _events(self, task_id: str) -> tuple[Event, ...]:
         found: list[Event] = []

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 import signal
+import tempfile
 import traceback
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -15,7 +16,7 @@ from rich.console import Console
 
 from enqueue.command import print_json
 from enqueue.plain import plain
-from ops.drill.plan import ABOUT, KINDS
+from ops.drill.plan import ABOUT, KINDS, SABOTAGES
 from worker.errors import BatonError, InvalidInput
 
 if TYPE_CHECKING:  # not for --help: they import half of the product
@@ -49,7 +50,8 @@ Exit codes:
 @click.option("--script", type=click.Path(path_type=Path, dir_okay=False), help="What the scripted model says (JSON).")
 @click.option("--control/--no-control", default=True, help="Run the same tasks without kills first, to compare.")
 @click.option("--matrix", is_flag=True, help="Instead of chaos: one death at every crash point, for every effect.")
-@click.option("--sabotage", metavar="NAME", help="Instead: one protection off, which the verdict has to notice.")
+@click.option("--sabotage", metavar="NAME",
+              help=f"Instead: one protection off, which the verdict must notice: {', '.join(SABOTAGES)}.")  # fmt: skip
 @click.option("--report", type=click.Path(path_type=Path, file_okay=False), help="Leave a report in this directory.")
 @click.option("--dir", "home", type=click.Path(file_okay=False, path_type=Path), default=Path(".baton/drill"),
               show_default=True, help="Where the drill takes place; its logs are left there.")  # fmt: skip
@@ -91,18 +93,19 @@ def drill(
     options = Options(tasks, workers, seconds, _kinds(kill), seed, turns, _checked(tools, script), script, control)
     console = Console(highlight=False)
     if report:
-        _make(report)
+        _make(report, home)
     try:
-        with _ending_on_sigterm(), fresh(home) as place, show_for(console, silent=as_json) as show:
+        with _ending_on_signals(), fresh(home) as place, show_for(console, silent=as_json) as show:
             if matrix:
                 return _matrix(place, options, show, report, as_json)
             if sabotage:
                 outcome, options = _sabotaged(place, sabotage, options, show)
             else:
                 outcome = hold(place, options, show)
+        code = _tell(outcome, options, as_json)
         if report:
             _report(report, outcome, options, console, as_json)
-        return _tell(outcome, options, as_json)
+        return code
     except (BatonError, click.ClickException):
         raise
     except Exception as error:  # a fault of the drill is no verdict, and a traceback would end with 1
@@ -111,13 +114,16 @@ def drill(
 
 
 @contextmanager
-def _ending_on_sigterm() -> Iterator[None]:
-    """SIGTERM ends a drill as Ctrl-C does: with everything it started."""
-    before = signal.signal(signal.SIGTERM, signal.default_int_handler)
+def _ending_on_signals() -> Iterator[None]:
+    """SIGTERM, and a terminal that was closed, end a drill as Ctrl-C does: with everything it started. Not under nohup,
+    which has them ignored."""
+    heard = [number for number in (signal.SIGTERM, signal.SIGHUP) if signal.getsignal(number) is not signal.SIG_IGN]
+    before = {number: signal.signal(number, signal.default_int_handler) for number in heard}
     try:
         yield
     finally:
-        signal.signal(signal.SIGTERM, before)
+        for number, handler in before.items():
+            signal.signal(number, handler)
 
 
 def _kinds(text: str) -> tuple[str, ...]:
@@ -155,19 +161,23 @@ def _matrix(home: Path, options: Options, show: Show, report: Path | None, as_js
 
     lines = run_matrix(home, options.tools, options.script, show)
     wrong = [line for line in lines if not line.ok]
-    if report:
-        write_matrix(report, lines)
     if as_json:
         print_json({"ok": not wrong, "lines": [line.document() for line in lines]})
     else:
         click.echo(f"\n{len(lines)} lines, {len(wrong)} not as expected")
+    if report:
+        write_matrix(report, lines)
     return BROKEN if wrong else HELD
 
 
-def _make(report: Path) -> None:
+def _make(report: Path, home: Path) -> None:
     """Now, and not when the drill is over, is the time to find out that there is no room for its report."""
+    if report.resolve().is_relative_to(home.resolve()):
+        raise InvalidInput(f"{report}: the report would be cleared away with {home}; name another with --report")
     try:
         report.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=report):
+            pass
     except OSError as error:
         raise InvalidInput(f"{report}: the report cannot be written: {error.strerror}") from None
 
@@ -175,7 +185,11 @@ def _make(report: Path) -> None:
 def _report(directory: Path, outcome: Outcome, options: Options, console: Console, as_json: bool) -> None:
     from ops.drill.report import write_report
 
-    written = write_report(directory, outcome, options)
+    try:
+        written = write_report(directory, outcome, options)
+    except Exception as error:  # the verdict is out, and stands
+        click.echo(f"the report could not be written: {error!r}", err=True)
+        return
     if not as_json:
         console.print(f"report: {', '.join(map(str, written))}", soft_wrap=True)
 

@@ -37,7 +37,8 @@ class Event:
 @dataclass(frozen=True)
 class TaskFacts:
     """One accepted task. `status` is "" if Redis knows nothing of it. `requests`: lines of the model's log; `effects`:
-    lines of the effect log; `ledger` and `started`: field (`turn:call`) → stored document."""
+    lines of the effect log; `world`: what the drill's own tools did to the world; `ledger` and `started`: field
+    (`turn:call`) → stored document."""
 
     id: str
     text: str
@@ -55,6 +56,9 @@ class TaskFacts:
     started: dict[str, Json] = field(default_factory=dict)
     requests: tuple[Json, ...] = ()
     effects: tuple[Json, ...] = ()
+    world: tuple[Json, ...] = ()
+    result: str = ""
+    tokens_used: Json = field(default_factory=dict)
 
     @property
     def paid(self) -> int:

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 
 from ops.drill.conversation import Calls, Result, calls_of, problems_of_requests, results_given, stored_as_asked
 from ops.drill.facts import Facts, Json, TaskFacts
+from ops.transcript import text_of
 
 TITLES = {
     1: "a side-effect call runs at most once",
@@ -61,9 +62,33 @@ def runs_at_most_once(facts: Facts) -> Check:
             allowed = 1 + sum(line["what"] == "asked" and line["outcome"] == "not_happened" for line in lines)
             if began[0]["effect"] == "side_effect":
                 check.look(task.id, len(began) <= allowed, f"{began[0]['tool']} ran {len(began)} times", call)
+            if problem := _verify_lied(lines):
+                check.broken.append(Broken(task.id, problem, call))
             if len(keys) > 1:
                 check.broken.append(Broken(task.id, f"{began[0]['tool']} ran under {len(keys)} idempotency keys", call))
+        for key, (tool, call) in _once(task, facts.stopped).items():
+            times = sum(line["key"] == key for line in task.world)
+            if times > 1:
+                check.broken.append(Broken(task.id, f"{tool} happened {times} times in the world", call))
     return check
+
+
+def _verify_lied(lines: list[Json]) -> str:
+    """Of one call: "it has not happened", after a run of it had returned and said so."""
+    returned = False
+    for line in lines:
+        returned = returned or (line["what"] == "did" and not line["isError"])
+        if returned and line["what"] == "asked" and line["outcome"] == "not_happened":
+            return f"{line['tool']} had returned, and then its verify said that it had not happened"
+    return ""
+
+
+def _once(task: TaskFacts, stopped: frozenset[int]) -> dict[str, tuple[str, str]]:
+    """Idempotency key → tool and call, of all side effects that began. Not of those begun by a process that was
+    stopped in the middle: what `verify` said of it was right when it was asked, and the process finishes later."""
+    began = [line for line in task.effects if line["what"] == "began" and line["effect"] == "side_effect"]
+    open_end = {line["key"] for line in began if line["pid"] in stopped}
+    return {line["key"]: (line["tool"], line["call"]) for line in began if line["key"] not in open_end}
 
 
 def results_are_real(facts: Facts) -> Check:
@@ -73,21 +98,21 @@ def results_are_real(facts: Facts) -> Check:
     for task in facts.tasks:
         calls = calls_of(task)
         for result in results_given(task):
-            check.look(task.id, *_real(result, calls), result.call)
+            check.look(task.id, *_real(result, calls, facts.expected), result.call)
         recorded = [event.data.get("call", "") for event in task.events if event.kind == "call-recorded"]
         for call in sorted({call for call in recorded if recorded.count(call) > _uses(task, call)}):
             check.broken.append(Broken(task.id, "recorded, and yet run and recorded again", call))
     return check
 
 
-def _real(result: Result, calls: Calls) -> tuple[bool, str]:
+def _real(result: Result, calls: Calls, expected: str) -> tuple[bool, str]:
     call = f"{result.turn}:{result.call}"
     if result.is_unknown:
         return call not in calls.recorded, "the model was told that it is unknown, though its result was recorded"
     if result.content in calls.returned.get(call, set()):
         return True, ""
-    if result.is_error and call not in calls.began:
-        return True, ""  # refused before it could run: bad input, no such tool, cancelled
+    if result.is_error and call not in calls.began and expected != "succeeded":
+        return True, ""  # of a user's script: refused before it could run: bad input, no such tool, cancelled
     ran = "returned something else" if call in calls.returned else "never returned"
     return False, f"the model was given a result; the call {ran}"
 
@@ -124,8 +149,15 @@ def _end(task: TaskFacts, expected: str) -> tuple[bool, str]:
         return False, f"ended {ends} times, and its last event is {task.events[-1].kind}"
     if not task.reason:
         return False, f"{task.status} without a reason"
+    if task.status == "succeeded" and task.result not in _answers(task):
+        return False, f"succeeded with a result that the model never gave: {task.result[:80]!r}"
     right = task.status == expected if expected else not task.reason.startswith("damaged")
     return right, f"{task.status}: {task.reason}"
+
+
+def _answers(task: TaskFacts) -> set[str]:
+    answers = (line["response"] for line in task.requests if line.get("response"))
+    return {text_of(one["content"]) for one in answers if one["stop_reason"] in ("end_turn", "stop_sequence")}
 
 
 def one_holder_writes(facts: Facts) -> Check:
@@ -140,15 +172,22 @@ def one_holder_writes(facts: Facts) -> Check:
     return check
 
 
-WRITES = frozenset({"responded", "call-started", "call-recorded", "answered", "ended"})
+COUNTERS = ("input_tokens", "cache_creation_input_tokens", "cache_read_input_tokens", "output_tokens")
+STEPS = frozenset({"responded", "call-started", "call-recorded", "answered"})
+WRITES = STEPS | {"ended"}
+LETS_GO = frozenset({"recovered", "parked", "handed-over", "ended"})
 Problems = Iterator[tuple[str, str]]
 
 
 def _sequence(task: TaskFacts) -> Problems:
     """claimed with ever higher epochs; turn 1 responded, answered, turn 2 responded …"""
     epoch = turn = answered = 0
+    held = False
     for event in task.events:
         number = int(event.data.get("turn", 0))
+        if event.kind in STEPS and not held:
+            yield f"turn {number}: {event.kind} was written while nobody held the task", event.data.get("call", "")
+        held = event.kind == "claimed" or (held and event.kind not in LETS_GO)
         if event.kind == "claimed":
             if event.data["epoch"] <= epoch:
                 yield f"claimed with epoch {event.data['epoch']} after {epoch}", ""
@@ -185,8 +224,24 @@ def _sums(task: TaskFacts) -> Problems:
     saved = [event for event in task.events if event.kind == "responded"]
     if task.turns != len(saved):
         yield f"{task.turns} turns are counted, {len(saved)} answers were saved", ""
+    for event in saved:
+        asked = [line for line in task.requests if _turn_of(line) == event.data["turn"] and line.get("response")]
+        if event.data["tokens"] not in (spent := {_spent(line["response"]) for line in asked}):
+            yield f"turn {event.data['turn']} counts {event.data['tokens']} tokens, the model's log says {spent}", ""
     if task.total_tokens != (tokens := sum(event.data["tokens"] for event in saved)):
         yield f"{task.total_tokens} tokens are counted, the answers saved have {tokens}", ""
+    if (by_name := sum(int(task.tokens_used.get(name, 0)) for name in COUNTERS)) != task.total_tokens:
+        yield f"{task.total_tokens} tokens are counted, and {by_name} one by one", ""
+
+
+def _turn_of(line: Json) -> int:
+    """Which answer a request asks for."""
+    return int(1 + sum(message["role"] == "assistant" for message in line["body"]["messages"]))
+
+
+def _spent(response: Json) -> int:
+    usage: dict[str, int | None] = response["usage"]
+    return sum(usage.get(name) or 0 for name in COUNTERS)
 
 
 def _paid(task: TaskFacts) -> Problems:
@@ -198,6 +253,8 @@ def _paid(task: TaskFacts) -> Problems:
 def _stored(task: TaskFacts) -> Problems:
     if task.message_count != len(task.messages):
         yield f"{task.message_count} messages are counted, {len(task.messages)} are stored", ""
+    if task.status == "succeeded" and (not task.messages or task.messages[-1]["role"] != "assistant"):
+        yield "the last answer is not stored", ""
     if problem := stored_as_asked(task):
         yield problem, ""
 

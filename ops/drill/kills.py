@@ -12,6 +12,10 @@ from collections import deque
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
+
+import redis
+from rq import Queue
 
 from ops import valkey
 from ops.drill.facts import Hit
@@ -19,6 +23,8 @@ from ops.drill.fleet import Fleet, Slot
 from ops.drill.plan import Kill
 from ops.drill.watch import Look, Owned
 from worker.errors import RedisUnavailable
+from worker.state.standing import text
+from worker.state.store import Store
 
 
 @dataclass
@@ -34,7 +40,8 @@ class Stopped:
 class Killer:
     """Kills in one fleet on one server, and keeps the list of what it did."""
 
-    def __init__(self, fleet: Fleet, server: valkey.Server, forget_s: float = 0.0) -> None:
+    def __init__(self, fleet: Fleet, server: valkey.Server, jobs: Jobs, forget_s: float = 0.0) -> None:
+        self.jobs = jobs
         self.fleet = fleet
         self.server = server
         self.hits: list[Hit] = []
@@ -51,6 +58,8 @@ class Killer:
         """Do it; None if nobody whom it could hit is there just now."""
         if kill.kind == "redis":
             return self._kill_server(kill, look) if self.server_is_up else None
+        if kill.kind == "job":
+            return self._meddle(kill, look) if self.server_is_up else None
         if kill.kind == "sweeper":
             sweepers = self.fleet.running("sweeper")
             return self._kill_sweeper(kill, sweepers[kill.pick % len(sweepers)]) if sweepers else None
@@ -72,7 +81,7 @@ class Killer:
 
     def start_server(self) -> None:
         where = self.server
-        self.server = valkey.ensure(where.directory)
+        self.server = valkey.ensure(where.directory, with_parent=True)
         if self.server.url != where.url:
             raise RedisUnavailable(f"the server came back at {self.server.url}, it was at {where.url}")
         self.hits[self._outage] = replace(self.hits[self._outage], until=time.time())
@@ -118,6 +127,12 @@ class Killer:
         self.fleet.kill(slot)
         return self._note(hit)
 
+    def _meddle(self, kill: Kill, look: Look) -> Hit | None:
+        with suppress(redis.RedisError):
+            if done := self.jobs.meddle(kill.pick, [owned.task for owned in look.owned]):
+                return self._note(Hit(kill.kind, time.time(), 0, done, (), kill.at_s))
+        return None
+
     def _kill_server(self, kill: Kill, look: Look) -> Hit:
         self.fleet.filling = False
         self._outage = len(self.hits)
@@ -138,6 +153,33 @@ class Killer:
     def _note(self, hit: Hit) -> Hit:
         self.hits.append(hit)
         return hit
+
+
+@dataclass(frozen=True)
+class Jobs:
+    """Loses and doubles the wake-ups of tasks."""
+
+    client: Any
+    store: Store
+    queue: str
+
+    def meddle(self, pick: int, running: list[str]) -> str:
+        """In words what was done; "" if there is no job to do it to."""
+        waiting = [text(name) for name in self.client.lrange(Queue.redis_queue_namespace_prefix + self.queue, 0, -1)]
+        if waiting and pick % 3 == 0:
+            self.client.lrem(Queue.redis_queue_namespace_prefix + self.queue, 0, waiting[pick % len(waiting)])
+            return f"lost the job of {_task_of(waiting[pick % len(waiting)])}"
+        current = [f"{task}-{text(self.client.hget(self.store.keys.task(task), 'delivery'))}" for task in running]
+        names = waiting[:1] if waiting and pick % 3 == 1 else current
+        if names:
+            self.client.lpush(Queue.redis_queue_namespace_prefix + self.queue, names[pick % len(names)])
+            return f"doubled the job of {_task_of(names[pick % len(names)])}"
+        return ""
+
+
+def _task_of(job: str) -> str:
+    """A job is named after its task and the number of the delivery."""
+    return job.rpartition("-")[0]
 
 
 class Memory:

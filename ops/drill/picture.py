@@ -15,7 +15,7 @@ from ops.drill.spans import Span, spans
 ENDED, CUT, OTHER, AWAY, STOPPED = "#56b4e9", "#e69f00", "#bbbbbb", "#000000", "#cc79a7"
 COLOURS = {"ended": ENDED, "recovered": CUT, "other": OTHER}
 MARKS = {"worker": ("X", "#d55e00"), "horse": ("v", "#d55e00"), "both": ("D", "#d55e00"), "stop": ("s", STOPPED),
-         "redis": ("|", AWAY), "sweeper": ("o", "#009e73")}  # fmt: skip
+         "redis": ("|", AWAY), "sweeper": ("o", "#009e73"), "job": ("*", "#0072b2")}  # fmt: skip
 BAR = 0.62
 LABEL_MIN_S = 0.9  # a shorter bar has no room for the number of its task
 
@@ -57,6 +57,8 @@ def _places(facts: Facts, bars: list[Span]) -> dict[str, int]:
 
 
 def _row(slot: str) -> str:
+    if slot.startswith(("lost ", "doubled ")):
+        return "jobs"
     return "redis" if slot == "server" else "sweepers" if slot.startswith("sweeper") else slot
 
 
@@ -92,7 +94,8 @@ def _legend(kinds: set[str]) -> list[Any]:
         if kind == "redis":
             handles.append(Patch(color=AWAY, label="redis killed, and away"))
         else:
-            label = "stopped, until it was let go on" if kind == "stop" else f"{kind} killed"
+            told = {"stop": "stopped, until it was let go on", "job": "job lost or doubled"}
+            label = told.get(kind, f"{kind} killed")
             handles.append(Line2D([], [], marker=marker, color=colour, linestyle="", markersize=7, label=label))
     return handles
 

@@ -11,7 +11,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 # What is killed → how often it is drawn, beside the others.
-KINDS = {"worker": 4, "horse": 5, "both": 4, "stop": 2, "redis": 2, "sweeper": 2}
+KINDS = {"worker": 4, "horse": 5, "both": 4, "stop": 2, "redis": 2, "sweeper": 2, "job": 2}
 
 ABOUT = {
     "worker": "SIGKILL of the rq worker alone; its work-horse dies with it",
@@ -20,7 +20,10 @@ ABOUT = {
     "stop": "SIGSTOP of the work-horse past its lease, then SIGCONT",
     "redis": "SIGKILL of the server, started again after a short pause or one longer than the lease",
     "sweeper": "SIGKILL of a sweeper",
+    "job": "no kill: an RQ job is lost from the queue, or put on it once more",
 }
+
+SABOTAGES = ("fence", "marker", "ledger", "order", "sweeper", "seq")  # the keys of sabotage_drill.DRILLS, for --help
 
 FIRST_S = 1.0
 GAP_S = (0.5, 1.3)

@@ -17,7 +17,7 @@ from ops.drill.arena import Arena
 from ops.drill.effects import append_line
 from ops.drill.facts import Outage
 from ops.drill.fleet import EnvironmentFailed
-from ops.drill.kills import Killer, parent_of
+from ops.drill.kills import Jobs, Killer, parent_of
 from ops.drill.person import answer_holds
 from ops.drill.plan import Kill
 from ops.drill.show import Show, State
@@ -50,7 +50,8 @@ class Run:
     owners: dict[tuple[str, int], tuple[int, str]] = field(default_factory=dict)  # task, epoch → pid, slot
 
     def __post_init__(self) -> None:
-        self.killer = Killer(self.arena.fleet, self.arena.server, self.forget_s)
+        jobs = Jobs(self.arena.client, self.arena.store, self.arena.settings.queue)
+        self.killer = Killer(self.arena.fleet, self.arena.server, jobs, self.forget_s)
         self._waiting = deque((new_id(), text, at) for text, at in self.tasks)
         self._due = deque(self.kills)
         self._look = Look()

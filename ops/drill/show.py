@@ -129,6 +129,8 @@ def show_for(console: Console, *, silent: bool) -> Show:
 
 def in_words(hit: Hit) -> str:
     """A kill in a line."""
+    if hit.kind == "job":
+        return hit.slot
     tasks = f", running {', '.join(hit.tasks)}" if hit.tasks else ""
     number = "SIGSTOP" if hit.kind == "stop" else "SIGKILL"
     return f"{number} {hit.kind}: {hit.slot}, pid {hit.pid}{tasks}"

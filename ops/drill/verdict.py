@@ -38,6 +38,7 @@ class Spread:
     """Recovery times after one kind of death, in seconds from the kill to the next claim of the same task."""
 
     number: int
+    hit: int  # tasks that were hit so: the others had just ended, went on in the same hands, or were hit again
     p50_s: float
     p99_s: float
     max_s: float
@@ -117,24 +118,40 @@ def _counts(facts: Facts, duplicated: int) -> dict[str, int]:
         "duplicated": duplicated,
         "unknown": sum(result.is_unknown for task in facts.tasks for result in results_given(task)),
         "reused": decided["reuse"],
-        "rerun": decided["rerun"],
-        "verified": decided["verify"],
+        "rerun": sum(map(_reruns, facts.tasks)),
+        "verified": sum(map(_asked, facts.tasks)),
         "held": told["resolved"],
         "paidTwice": sum(max(0, task.paid - task.turns) for task in facts.tasks),
     }
+
+
+def _reruns(task: TaskFacts) -> int:
+    """From the effect log: a read-only call that is run again is decided as "run"."""
+    harmless = (line for line in task.effects if line["what"] == "began" and line["effect"] != "side_effect")
+    runs = Counter((line["turn"], line["call"]) for line in harmless)
+    return sum(runs.values()) - len(runs)
+
+
+def _asked(task: TaskFacts) -> int:
+    """From the effect log, too: what an attempt decided is told only if it came as far as point B."""
+    return len({(line["turn"], line["call"]) for line in task.effects if line["what"] == "asked"})
 
 
 def recovery_times(facts: Facts) -> dict[str, Spread]:
     """By kind of death, for tasks that were really hit: taken from their holder after the kill."""
     tasks = {task.id: task for task in facts.tasks}
     waits: dict[str, list[float]] = {}
+    struck: Counter[str] = Counter()
     for hit in facts.hits:
         for task_id in hit.tasks:
+            for kind in (hit.kind, *([SINCE_BACK] if hit.kind == "redis" else [])):
+                struck[kind] += 1
+                waits.setdefault(kind, [])
             if (task := tasks.get(task_id)) and (wait := _wait(task, hit, facts.hits)) is not None:
                 waits.setdefault(hit.kind, []).append(wait)
                 if hit.kind == "redis" and hit.until is not None:  # the outage is the drill's doing, not ours
                     waits.setdefault(SINCE_BACK, []).append(max(0.0, wait - (hit.until - hit.at)))
-    return {kind: _spread(found) for kind, found in sorted(waits.items())}
+    return {kind: _spread(found, struck[kind]) for kind, found in sorted(waits.items())}
 
 
 def _wait(task: TaskFacts, hit: Hit, hits: Sequence[Hit]) -> float | None:
@@ -163,11 +180,11 @@ def _first(events: Sequence[Event], kind: str) -> Event | None:
     return next((event for event in events if event.kind == kind), None)
 
 
-def _spread(waits: Sequence[float]) -> Spread:
-    ordered = sorted(waits)
+def _spread(waits: Sequence[float], hit: int) -> Spread:
+    ordered = sorted(waits) or [0.0]
 
     def rank(share: float) -> float:
         """The smallest wait that at least this share of all does not exceed."""
         return round(ordered[max(0, -(-len(ordered) * int(share * 100) // 100) - 1)], 3)
 
-    return Spread(len(ordered), rank(0.5), rank(0.99), round(ordered[-1], 3))
+    return Spread(len(waits), hit, rank(0.5), rank(0.99), round(ordered[-1], 3))

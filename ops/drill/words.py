@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from ops.drill.verdict import Verdict
+from ops.drill.verdict import Guarantee, Spread, Verdict
 
 COUNTS = {
     "lost": "tasks that did not end",
@@ -23,10 +23,13 @@ Rows = list[tuple[str, ...]]
 
 
 def guarantee_rows(verdict: Verdict) -> Rows:
-    return [
-        (str(one.number), one.title, f"{one.checked} {one.unit}", f"{len(one.broken)} broken" if one.broken else "0")
-        for one in verdict.guarantees
-    ]
+    return [(str(one.number), one.title, f"{one.checked} {one.unit}", _broken(one)) for one in verdict.guarantees]
+
+
+def _broken(one: Guarantee) -> str:
+    if one.broken:
+        return f"{len(one.broken)} broken"
+    return "0" if one.checked else "not put to the test"
 
 
 def count_rows(verdict: Verdict) -> Rows:
@@ -35,9 +38,13 @@ def count_rows(verdict: Verdict) -> Rows:
 
 def recovery_rows(verdict: Verdict) -> Rows:
     return [
-        (kind, str(one.number), f"{one.p50_s:.2f} s", f"{one.p99_s:.2f} s", f"{one.max_s:.2f} s")
+        (kind, f"{one.number} of {one.hit}", *(f"{s:.2f} s" if one.number else "-" for s in _times(one)))
         for kind, one in verdict.recovery.items()
     ]
+
+
+def _times(one: Spread) -> tuple[float, float, float]:
+    return one.p50_s, one.p99_s, one.max_s
 
 
 def examples(verdict: Verdict, each_max: int = 5) -> list[str]:
@@ -75,7 +82,9 @@ def last_line(verdict: Verdict) -> str:
         return f"Broken even without kills: guarantee {_numbers(verdict.control.broken)}."
     if verdict.broken:
         return f"Broken: guarantee {_numbers(verdict.broken)}."
-    return "No guarantee broken."
+    untested = [one.number for one in verdict.guarantees if not one.checked]
+    but = f" Not put to the test: guarantee {_numbers(untested)}." if untested else ""
+    return f"No guarantee broken.{but}"
 
 
 def table(headings: Sequence[str], rows: Rows) -> list[str]:

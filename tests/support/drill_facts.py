@@ -24,10 +24,24 @@ def results(call: str, content: str, **more: Any) -> Json:
     return {"role": "user", "content": [{"type": "tool_result", "tool_use_id": call, "content": content, **more}]}
 
 
-def request(messages: list[Json], **more: Any) -> Json:
-    """A line of the model's log: it answered."""
+def request(messages: list[Json], said: Json | None = None, **more: Any) -> Json:
+    """A line of the model's log: it answered, with what the good task was told in that turn or with `said`."""
+    turn = sum(message["role"] == "assistant" for message in messages)
+    content = (said or (HISTORY[1], HISTORY[3], LAST)[turn])["content"]
+    stop = "end_turn" if content[-1]["type"] == "text" else "tool_use"
     body = {"model": "m", "max_tokens": 10, "messages": messages}
-    return {"body": body, "status": 200, "fault": None, "response": None, **more}
+    response = {"content": content, "stop_reason": stop, "usage": {**used(1), "cache_read_input_tokens": None}}
+    return {"body": body, "status": 200, "fault": None, "response": response, **more}
+
+
+def used(turns: int) -> Json:
+    """The counters after so many turns."""
+    return {"input_tokens": 10 * turns, "output_tokens": (TOKENS - 10) * turns}
+
+
+def happened(call: str = CALL, tool: str = "send") -> Json:
+    """A line of what the drill's tools did to the world."""
+    return {"tool": tool, "task": TASK, "call": call, "key": f"key-{call}"}
 
 
 def effect(what: str, call: str = CALL, turn: int = 1, **more: Any) -> Json:
@@ -79,6 +93,8 @@ def good_task(**changes: Any) -> TaskFacts:
         attempts=1,
         turns=3,
         total_tokens=3 * TOKENS,
+        tokens_used=used(3),
+        result="done",
         message_count=6,
         events=tuple(events()),
         messages=(*HISTORY, LAST),
@@ -91,6 +107,7 @@ def good_task(**changes: Any) -> TaskFacts:
             effect("began", NEXT, 2, tool="look", effect="read_only"),
             effect("did", NEXT, 2, tool="look", effect="read_only"),
         ),
+        world=(happened(),),
     )
     return replace(task, **changes)
 

@@ -11,8 +11,13 @@ from rich.console import Console
 
 from enqueue.command import run_command
 from ops.cli import cli
+from ops.drill.arena import fresh
 from ops.drill.facts import Hit
-from ops.drill.show import Drawn, Lines, Show, Silent, State, show_for
+from ops.drill.hold import Outcome
+from ops.drill.sabotage_drill import DRILLS
+from ops.drill.show import Drawn, Lines, Show, Silent, State, in_words, show_for
+from ops.drill.verdict import judge
+from tests.support.drill_facts import facts_of, good_task
 
 HIT = Hit("stop", 1.0, 11, "worker-1", ("task-1",))
 STATE = State("kills", 12.0, 60, 31, 3, 2, 9, 20, 4, ("stop", "horse", "horse"), False)
@@ -72,6 +77,55 @@ def test_a_directory_that_holds_something_else_is_left_alone(
     assert "not a drill's" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize("theirs", ["requests.jsonl", "link.log"])
+def test_a_directory_that_only_looks_like_a_drills_is_left_alone(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], theirs: str
+) -> None:
+    """Another program's log may have the same name; a link leads elsewhere."""
+    home, mine = tmp_path / "drill", tmp_path / "mine"
+    home.mkdir()
+    mine.write_text("years of work")
+    if theirs == "link.log":
+        (home / "drill.lock").touch()
+        (home / theirs).symlink_to(mine)
+    else:
+        (home / theirs).write_text("years of work")
+    assert drill(tmp_path) == 2
+    assert (home / theirs).read_text() == "years of work"
+    assert theirs in capsys.readouterr().err
+
+
+def test_what_an_earlier_drill_left_is_cleared_away(tmp_path: Path) -> None:
+    home = tmp_path / "drill"
+    with fresh(home):
+        (home / "effects.jsonl").write_text("old")
+        (home / "worker-1.log").write_text("old")
+    with fresh(home):
+        assert sorted(path.name for path in home.iterdir()) == ["drill.lock", "requests.jsonl", "workspace"]
+
+
+def test_a_report_that_fails_does_not_cost_the_verdict(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def full(*_: object) -> None:
+        raise OSError("no space left")
+
+    facts = facts_of(good_task(status="running"))
+    monkeypatch.setattr("ops.drill.hold.hold", lambda *_: Outcome(judge(facts), facts))
+    monkeypatch.setattr("ops.drill.report.write_report", full)
+    assert drill(tmp_path, "--json", "--report", str(tmp_path / "report")) == 1
+    told = capsys.readouterr()
+    assert json.loads(told.out)["exitCode"] == 1
+    assert "the report could not be written: OSError('no space left')" in told.err
+
+
+def test_a_report_is_not_put_where_the_next_drill_clears_away(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert drill(tmp_path, "--report", str(tmp_path / "drill" / "report")) == 2
+    assert "would be cleared away" in capsys.readouterr().err
+
+
 def test_with_json_a_wrong_use_is_one_document_too(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert drill(tmp_path, "--json", "--kill", "luck") == 2
     assert json.loads(capsys.readouterr().out)["exitCode"] == 2
@@ -82,6 +136,11 @@ def test_the_help_tells_the_kinds_of_kills_and_the_exit_codes(capsys: pytest.Cap
     out = capsys.readouterr().out
     for words in ("SIGSTOP of the work-horse past its lease", "a guarantee broken", "the environment failed"):
         assert words in out
+    assert ", ".join(DRILLS) in " ".join(out.split())
+
+
+def test_a_job_that_was_lost_or_doubled_is_not_told_as_a_kill() -> None:
+    assert in_words(Hit("job", 1.0, 0, "doubled the job of task-1")) == "doubled the job of task-1"
 
 
 def test_off_a_terminal_there_are_lines_and_with_json_there_is_nothing(capsys: pytest.CaptureFixture[str]) -> None:

@@ -21,8 +21,10 @@ from tests.support.drill_facts import (
     events,
     facts_of,
     good_task,
+    happened,
     request,
     results,
+    used,
 )
 from worker.answers import STATE_UNKNOWN
 
@@ -68,14 +70,48 @@ def unknown_task(*, recorded: bool) -> Facts:
             message_count=4,
             turns=2,
             total_tokens=30,
+            tokens_used=used(2),
             crashes=1,
             attempts=2,
             ledger={f"1:{CALL}": entry} if recorded else {},
-            requests=(request([ASKED]), request(UNKNOWN)),
+            requests=(request([ASKED]), request(UNKNOWN, LAST)),
             effects=(effect("began"),),
         )
     )
 
+
+def refused_task(expected: str) -> Facts:
+    """Its only call has an error for a result, and never began."""
+    history = [*HISTORY[:2], results(CALL, "item: Field required", is_error=True)]
+    task = good_task(
+        requests=(request([ASKED]), request(history, LAST)),
+        effects=(),
+        world=(),
+        messages=(*history, LAST),
+        message_count=4,
+        turns=2,
+        total_tokens=30,
+        tokens_used=used(2),
+        ledger={},
+        started={},
+        events=(
+            event("claimed", epoch=1),
+            event("responded", turn=1, tokens=15),
+            event("answered", turn=1, decisions={CALL: "run"}),
+            event("responded", turn=2, tokens=15),
+            event("ended", status="succeeded"),
+        ),
+    )
+    return facts_of(task, expected=expected)
+
+
+def other_tokens() -> Facts:
+    """Counted without a contradiction, but not what the model's answer says."""
+    found = [Event(one.kind, one.at_ms, one.data | {"tokens": 14}) if "tokens" in one.data else one for one in events()]
+    return facts_of(good_task(events=tuple(found), total_tokens=42, tokens_used={"input_tokens": 42}))
+
+
+DENIED = (*good_task().effects[:2], effect("asked", outcome="not_happened"), *good_task().effects[2:])
 
 BROKEN: dict[str, tuple[int, Facts]] = {
     "a side effect ran twice": (1, facts_of(good_task(effects=(*good_task().effects, effect("began", epoch=3))))),
@@ -91,6 +127,9 @@ BROKEN: dict[str, tuple[int, Facts]] = {
             )
         ),
     ),
+    "one key twice in the world": (1, facts_of(good_task(world=(happened(), happened())))),
+    "verify denies a run that had returned": (1, facts_of(good_task(effects=DENIED))),
+    "an error for a call that never began": (2, refused_task("succeeded")),
     "a result of a call that never returned": (
         2,
         facts_of(good_task(effects=tuple(line for line in good_task().effects if line["what"] != "did"))),
@@ -120,6 +159,7 @@ BROKEN: dict[str, tuple[int, Facts]] = {
     "ended twice": (4, with_events(*events(), event("ended", status="succeeded"))),
     "ended without a reason": (4, facts_of(good_task(reason=""))),
     "ended otherwise than without kills": (4, facts_of(good_task(status="failed", reason="damaged: x"))),
+    "a result that the model never gave": (4, facts_of(good_task(result="something else"))),
     "found damaged, whatever was expected": (
         4,
         facts_of(good_task(status="failed", reason="damaged: x"), expected=""),
@@ -134,6 +174,9 @@ BROKEN: dict[str, tuple[int, Facts]] = {
     "a marker written by a fenced holder": (5, facts_of(good_task(started={f"1:{CALL}": {"epoch": 7}}))),
     "turns counted twice": (5, facts_of(good_task(turns=4))),
     "tokens lost": (5, facts_of(good_task(total_tokens=30))),
+    "other tokens than the model's log has": (5, other_tokens()),
+    "tokens that are not the sum of the counters": (5, facts_of(good_task(tokens_used=used(2)))),
+    "written while nobody held the task": (5, with_events(*after("call-started", event("recovered", proof="gone")))),
     "an answer paid for twice without a crash": (
         5,
         facts_of(good_task(requests=(request([ASKED]), *good_task().requests))),
@@ -179,7 +222,7 @@ def test_one_thing_that_went_wrong_breaks_the_guarantee_it_belongs_to(name: str)
 # What cannot go wrong alone: a history without a result is not what the model was asked with either.
 ALSO = {
     "a call without its result": {2, 5},
-    "history rewritten": {2, 5},
+    "history rewritten": {2, 4, 5},
     "ended twice": {5},
     "a turn saved twice": {5},
     "a side effect ran twice": {5},
@@ -208,38 +251,19 @@ def test_a_call_that_may_have_run_may_be_reported_as_unknown_and_is_counted() ->
     assert (verdict.counts["unknown"], verdict.counts["recovered"]) == (1, 1)
 
 
-def test_an_error_for_a_call_that_never_began_needs_no_run() -> None:
-    history = [*HISTORY[:2], results(CALL, "item: Field required", is_error=True)]
-    task = good_task(
-        requests=(request([ASKED]), request(history)),
-        effects=(),
-        messages=(*history, LAST),
-        message_count=4,
-        turns=2,
-        total_tokens=30,
-        ledger={},
-        started={},
-        events=(
-            event("claimed", epoch=1),
-            event("responded", turn=1, tokens=15),
-            event("answered", turn=1, decisions={CALL: "run"}),
-            event("responded", turn=2, tokens=15),
-            event("ended", status="succeeded"),
-        ),
-    )
-    assert judge(facts_of(task)).holds
+def test_an_error_for_a_call_that_never_began_needs_no_run_where_nobody_knows_the_script() -> None:
+    """With one's own script a call may be refused before it can run."""
+    assert judge(refused_task("")).holds
 
 
 def test_a_request_that_met_an_outage_of_the_model_was_not_paid_for() -> None:
-    refused = request([ASKED], status=529, fault="529")
+    refused = request([ASKED], status=529, fault="529", response=None)
     assert judge(facts_of(good_task(requests=(refused, *good_task().requests)))).holds
 
 
 def late(proof: str) -> Facts:
     """The request of a holder whose task had been taken arrived after one of its successor."""
-    found = [
-        *after("answered", event("recovered", proof=proof), event("claimed", epoch=3)),
-    ]
+    found = after("answered", event("recovered", proof=proof), event("claimed", epoch=3))
     first, second, third = good_task().requests
     entries = {f"1:{CALL}": {"epoch": 1}, f"2:{NEXT}": {"epoch": 3}}
     return facts_of(good_task(events=tuple(found), crashes=1, requests=(first, second, third, second), ledger=entries))
@@ -266,3 +290,11 @@ def test_a_process_that_was_stopped_just_before_a_call_cannot_know_that_it_is_fe
     """It is not guaranteed that it does not run the call: only that it runs it once and writes nothing."""
     _, facts = BROKEN["a call begun by a fenced holder"]
     assert judge(replace(facts, hits=(STOPPED,))).holds
+
+
+def test_a_call_that_a_stopped_process_finishes_later_may_happen_again_where_verify_was_asked_before() -> None:
+    """What verify said was right when it was asked; a process let go on in the middle of a call cannot be held back."""
+    again = (effect("began"), effect("asked", outcome="not_happened"), effect("began", pid=12), effect("did", pid=12))
+    task = good_task(effects=(*again, *good_task().effects[2:]), world=(happened(), happened()))
+    assert judge(facts_of(task)).broken == (1,)
+    assert judge(facts_of(task, hits=(STOPPED,))).holds

@@ -15,11 +15,12 @@ from ops.drill.plan import KINDS
 from ops.drill.report import NO_PLOT, write_matrix, write_report
 from ops.drill.spans import spans
 from ops.drill.verdict import SINCE_BACK, judge
-from ops.drill.words import lines_of
+from ops.drill.words import lines_of, recovery_rows
 from tests.support.drill_facts import TASK, effect, event, facts_of, good_task
 
 OPTIONS = Options(seed=7, kinds=tuple(KINDS))
 KILLED_AT = 10.0
+JOB = Hit("job", 1.8, 0, "lost the job of task-1")
 
 
 def hit(kind: str = "horse", at: float = KILLED_AT, **more: object) -> Hit:
@@ -37,7 +38,7 @@ def taken(recovered_s: float, claimed_s: float) -> tuple[Event, ...]:
 
 def recovery(*hits: Hit, recovered_s: float = 10.2, claimed_s: float = 10.5) -> dict[str, float]:
     facts = Facts((good_task(events=taken(recovered_s, claimed_s)),), hits)
-    return {kind: one.p50_s for kind, one in judge(facts).recovery.items()}
+    return {kind: one.p50_s for kind, one in judge(facts).recovery.items() if one.number}
 
 
 def test_recovery_is_measured_from_the_kill_to_the_next_claim() -> None:
@@ -47,6 +48,11 @@ def test_recovery_is_measured_from_the_kill_to_the_next_claim() -> None:
 def test_a_kill_that_came_too_late_to_hit_the_task_is_not_counted() -> None:
     assert recovery(hit(at=10.3)) == {}
     assert recovery(hit(at=11)) == {}
+
+
+def test_a_kill_after_which_nothing_was_measured_is_told_with_how_many_it_hit() -> None:
+    facts = Facts((good_task(events=taken(10.2, 10.5)),), (hit(at=11),))
+    assert recovery_rows(judge(facts)) == [("horse", "0 of 1", "-", "-", "-")]
 
 
 def test_of_two_kills_in_a_row_only_the_second_is_measured() -> None:
@@ -71,7 +77,7 @@ def test_quantiles_are_times_that_were_measured() -> None:
 
 def outcome(**more: object) -> Outcome:
     task = good_task(effects=tuple(line | {"worker": 10} for line in good_task().effects))
-    hits = (hit("stop", 1.2, until=1.8), hit("redis", 1.5, until=1.6), Hit("sweeper", 1.7, 5, "sweeper-1"))
+    hits = (hit("stop", 1.2, until=1.8), hit("redis", 1.5, until=1.6), Hit("sweeper", 1.7, 5, "sweeper-1"), JOB)
     facts = facts_of(task, hits=hits, workers=((10, "worker-1"),), seconds=2.0, **more)
     return Outcome(judge(facts, judge(facts)), facts)
 
@@ -82,7 +88,7 @@ def test_the_report_has_a_page_for_people_lines_for_programs_and_a_picture(tmp_p
     page, kills, tasks, picture = written
     assert "# Drill, seed 7: no guarantee broken" in page.read_text()
     assert "![tasks by worker over time](timeline.png)" in page.read_text()
-    assert [json.loads(line)["kind"] for line in kills.read_text().splitlines()] == ["stop", "redis", "sweeper"]
+    assert [json.loads(line)["kind"] for line in kills.read_text().splitlines()] == ["stop", "redis", "sweeper", "job"]
     (task,) = map(json.loads, tasks.read_text().splitlines())
     assert (task["task"], task["status"], task["runs"]) == (TASK, "succeeded", 2)
     assert picture.read_bytes().startswith(b"\x89PNG")
@@ -111,6 +117,10 @@ def test_a_drill_whose_run_without_kills_broke_something_says_that() -> None:
     verdict = judge(facts_of(), broken)
     assert not verdict.holds
     assert "Broken even without kills" in lines_of(verdict)[-1]
+
+
+def test_a_guarantee_that_nothing_was_held_against_is_not_told_as_kept() -> None:
+    assert lines_of(judge(facts_of()))[-1] == "No guarantee broken. Not put to the test: guarantee 6."
 
 
 def test_the_matrix_is_written_for_people_and_for_programs(tmp_path: Path) -> None:
