@@ -82,9 +82,9 @@ def test_the_dashboard_is_published_on_loopback_only_behind_a_password_and_may_n
     assert [name for name, service in SERVICES.items() if "ports" in service] == ["dashboard"]
 
 
-def test_workers_are_stock_have_no_names_and_listen_on_one_queue() -> None:
+def test_workers_have_no_names_and_listen_on_one_queue() -> None:
     """A fixed name is refused for minutes after a kill -9 (case C10); two queues lose jobs (case M14)."""
-    assert SERVICES["worker"]["command"] == ["rq", "worker", "agents"]
+    assert SERVICES["worker"]["command"] == ["rq", "worker", "-w", "worker.fleet.ForkWorker", "agents"]
     assert all("container_name" not in service and "hostname" not in service for service in SERVICES.values())
 
 
