@@ -111,9 +111,10 @@ class Line:
         class Connection(fakeredis.FakeRedisConnection):  # type: ignore[misc]
             def send_packed_command(self, *args: Any, **options: Any) -> None:
                 if line.broken is not None:
-                    # A thread ends quietly with SystemExit; nobody waits for the heartbeat's exception.
-                    beat = threading.current_thread().name.startswith("heartbeat-")
-                    raise SystemExit if beat and isinstance(line.broken, Died) else line.broken
+                    # To the dead one's heartbeat the server is just away: nobody waits for its exception.
+                    if threading.current_thread().name.startswith("heartbeat-") and isinstance(line.broken, Died):
+                        raise redis.ConnectionError("cut")
+                    raise line.broken
                 super().send_packed_command(*args, **options)
 
             def read_response(self, *args: Any, **options: Any) -> Any:
