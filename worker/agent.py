@@ -6,11 +6,12 @@ A resumed task enters here exactly like a new one: whatever is pending is answer
 from __future__ import annotations
 
 import logging
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from worker.answers import Answers, Held
 from worker.crashpoints import crash_point
+from worker.drain import Drain
 from worker.errors import CancelRequested, ModelPermanent
 from worker.log import event
 from worker.state.checkpoint import Checkpoint, Message, find_unsound, tool_calls
@@ -58,6 +59,7 @@ class Agent:
     now: Checkpoint
     model: Model
     answers: Answers
+    drain: Drain = field(default_factory=Drain)
 
     def run(self) -> Ending | Held:
         """Until the task is over or has to wait for a person. StopRunning and ModelFault pass through."""
@@ -69,10 +71,16 @@ class Agent:
                 return Ending(Status.SUCCEEDED, self.now.stop_reason, result=last_text(self.now.messages))
             if limit := self.limit_reached():
                 return limit
-            response = self.model.respond(self.request, self.now.messages, watch=self.holder.watch)
+            self.drain.leave()
+            response = self.model.respond(self.request, self.now.messages, watch=self.watch_call)
             crash_point("after-model-response")
             if ending := self.take(response):
                 return ending
+
+    def watch_call(self) -> None:
+        """Looked at all through a model call: a reason to abandon it?"""
+        self.holder.watch()
+        self.drain.leave(abandoning=True)
 
     def take(self, response: Response) -> Ending | None:
         """Point A: count the response, and keep it if the conversation can go on from it."""

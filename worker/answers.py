@@ -18,6 +18,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from worker.crashpoints import crash_point
+from worker.drain import Drain
 from worker.log import event
 from worker.reconcile import Decision, Nature, after_asking, decide
 from worker.state.codec import Unstorable, digest
@@ -62,6 +63,7 @@ class Answers:
     settle_s: float = 0  # what a process sent just before it died may take effect for so long
     began: float = field(default_factory=time.monotonic)
     recorded: int = 0  # results written to the ledger in this attempt
+    drain: Drain = field(default_factory=Drain)
 
     def to(self, calls: Sequence[Call]) -> list[dict[str, Any]] | Held:
         """One tool_result block per call, in order. Neighbouring read-only calls run side by side, others alone.
@@ -70,7 +72,8 @@ class Answers:
         blocks: list[dict[str, Any]] = []
         for side_by_side, group in itertools.groupby(calls, key=self._is_read_only):
             batch = list(group)
-            done = self._together(batch) if side_by_side and len(batch) > 1 else map(self._answer, batch)
+            self.drain.leave()
+            done = self._together(batch) if side_by_side and len(batch) > 1 else map(self._alone, batch)
             for call, result in zip(batch, done, strict=True):
                 if isinstance(result, Held):
                     return result
@@ -88,6 +91,10 @@ class Answers:
     def without_running(self, calls: Sequence[Call]) -> list[dict[str, Any]]:
         """What can be said of each call without running any, for a task that is being cancelled."""
         return [result_block(call, self._as_it_stands(call)) for call in calls]
+
+    def _alone(self, call: Call) -> ToolResult | Held:
+        self.drain.leave()  # what is done is recorded, and this call is not begun
+        return self._answer(call)
 
     def _answer(self, call: Call) -> ToolResult | Held:
         self.holder.watch()

@@ -21,7 +21,9 @@ BatonError                     an answer for a person; `exit_code` is what a com
 
 StopRunning (BaseException)    control flow, never a tool's error; no `except Exception` sees it
 ├── LeaseLost                  somebody else owns the task now, or may: write nothing, run nothing
-└── CancelRequested            a person asked for the end of this task
+├── CancelRequested            a person asked for the end of this task
+├── DrainRequested             this process is to end: let go of the task at a safe point
+└── MustWait                   the task may not go on just now, and needs no worker for waiting
 """
 
 from __future__ import annotations
@@ -119,11 +121,20 @@ class ModelFault(BatonError):
 
 
 class ModelTransient(ModelFault):
-    """Will pass. `retry_after_s`: how long the API asked us to wait, in seconds; None if it did not say."""
+    """Will pass. `retry_after_s`: how long the API asked us to wait, in seconds; None if it did not say. `throttled`:
+    it said so to everybody (429, 529), so that asking again from elsewhere would make it worse."""
 
-    def __init__(self, message: str, *, request_id: str | None = None, retry_after_s: float | None = None) -> None:
+    def __init__(
+        self,
+        message: str,
+        *,
+        request_id: str | None = None,
+        retry_after_s: float | None = None,
+        throttled: bool = False,
+    ) -> None:
         super().__init__(message, request_id=request_id)
         self.retry_after_s = retry_after_s
+        self.throttled = throttled
 
 
 class ModelConfig(ModelFault):
@@ -148,3 +159,23 @@ class LeaseLost(StopRunning):
 
 class CancelRequested(StopRunning):
     """A person asked for the end of this task."""
+
+
+class DrainRequested(StopRunning):
+    """This process is to end; the task goes on elsewhere. `abandoned`: a model call was given up for it, which may have
+    to be paid for."""
+
+    def __init__(self, why: str, *, abandoned: bool = False) -> None:
+        super().__init__(why)
+        self.abandoned = abandoned
+
+
+class MustWait(StopRunning):
+    """The task may not go on just now: park it. `wait_s` None waits for a person. `waits_for` names what it waits for
+    (`api`, `budget:…`, `person`), `ticket` what lets it through then."""
+
+    def __init__(self, reason: str, wait_s: float | None, *, waits_for: str, ticket: str = "") -> None:
+        super().__init__(reason)
+        self.wait_s = wait_s
+        self.waits_for = waits_for
+        self.ticket = ticket

@@ -19,7 +19,7 @@ import redis
 
 from ops.transcript import check_log
 from tests.support.script import Answer, Script, calls, say, use
-from worker import agent, answers, runtime
+from worker import agent, answers, attempt, runtime
 from worker.clock import ManualClock
 from worker.dispatch import JOB_TIMEOUTS, job_id, open_store
 from worker.errors import TaskFailed
@@ -226,7 +226,7 @@ class Bench:
                 raise self.line.broken
 
         with pytest.MonkeyPatch.context() as patch:
-            for module in (agent, answers, runtime):
+            for module in (agent, answers, attempt, runtime):
                 patch.setattr(module, "crash_point", crash_point)
             yield passed
 

@@ -151,7 +151,7 @@ def test_recording_before_running_would_turn_a_death_into_a_result_that_never_wa
 ) -> None:
     bench = started(calls(SEND), say())
     with monkeypatch.context() as patch:
-        patch.setattr("worker.runtime.Answers", order)
+        patch.setattr("worker.attempt.Answers", order)
         with pytest.raises(Died):
             bench.deliver()
     bench.take_over()

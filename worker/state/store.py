@@ -24,112 +24,24 @@ between, a claim by its token, create by its nonce, retry by its mark, while the
 
 from __future__ import annotations
 
-import secrets
 from typing import Any
 
 from redis.client import Pipeline
 
-from worker.errors import StorageRefused, TaskConflict, WrongState
+from worker.errors import StorageRefused
+from worker.state.asked import Asked
 from worker.state.checkpoint import VERSION, Checkpoint, Message
 from worker.state.codec import encode
-from worker.state.guards import Guards
 from worker.state.keys import call_field, lapsed_field, resolution_field
 from worker.state.lease import Holder, epoch_number, new_token
-from worker.state.ledger import Call, Entry, Marker, Resolution
-from worker.state.standing import Refused, Standing, refusal, text
-from worker.state.task import Created, NewTask, ParkNote, Status
-from worker.state.transact import CONFLICTS_MAX, Decision, Settled, Write
-
-# A dedupe key answers with its task as long as that is one of these; a task that went wrong may be asked again.
-DEDUPES = frozenset({Status.QUEUED, Status.RUNNING, Status.PARKED, Status.SUCCEEDED})
+from worker.state.ledger import Call, Entry, Marker
+from worker.state.standing import Refused, Standing, refusal
+from worker.state.task import ParkNote, Status
+from worker.state.transact import Decision, Settled, Write
 
 
-class Store(Guards):
+class Store(Asked):
     """The verbs. All raise RedisUnavailable or StorageRefused when Redis does not take part."""
-
-    # -- by clients and operators --------------------------------------------------------------------------
-
-    def create(self, new: NewTask) -> Created:
-        """Accept a task with its first RQ job, or nothing of either. The same id with the same request is the
-        same task, with another request TaskConflict."""
-        nonce, dedupe = secrets.token_hex(8), self.keys.dedupe(new.dedupe_key or "-")
-        for _ in range(CONFLICTS_MAX):
-            named = text(self._get(dedupe)) if new.dedupe_key else ""
-            other = self.keys.task(named or new.task_id)
-
-            def decide(at: Standing, extra: list[Any], named: str = named) -> Decision[Created | None]:
-                if at.exists and at.nonce != nonce and at.digest != new.digest():
-                    raise TaskConflict(new.task_id)
-                if at.exists:
-                    return Settled(Created(new.task_id, existed=at.nonce != nonce))
-                if new.dedupe_key and text(extra[0]) != named:
-                    return Settled(None)  # the key moved under our eyes: look again
-                if named and text(extra[1]) in DEDUPES:
-                    return Settled(Created(named, existed=True))
-                return Write(lambda pipe: self.writes.new(pipe, new, nonce, at.now_ms), Created(new.task_id, False))
-
-            reads = [("GET", dedupe), ("HGET", other, "status")]
-            created = self._change(new.task_id, decide, watch=[dedupe, other], reads=reads)
-            if created is not None:
-                return created
-        raise StorageRefused(f"the dedupe key {new.dedupe_key!r} is given to other tasks all the time")
-
-    def cancel(self, task_id: str, by: str) -> Status:
-        """End a queued or parked task at once, ask a running one to end. Returns the status it had."""
-
-        def decide(at: Standing, extra: list[Any]) -> Decision[Status]:
-            at.require(task_id)
-            if at.status.ended and at.status is not Status.CANCELLED:
-                raise WrongState(task_id, at.status, "cancelled")
-            if at.status is Status.CANCELLED or (at.status is Status.RUNNING and at.cancel is not None):
-                return Settled(at.status)
-
-            def queue(pipe: Pipeline) -> None:
-                if at.status is Status.RUNNING:
-                    pipe.hset(self.keys.control(task_id), "cancel", by)
-                    self.writes.tell(pipe, task_id, "cancel-asked", at.now_ms, by=by)
-                else:
-                    self.writes.dispatcher.drop(pipe, task_id, at.delivery, at.queue)
-                    self.writes.end(pipe, task_id, Status.CANCELLED, at.now_ms, reason=by)
-
-            return Write(queue, at.status)
-
-        return self._change(task_id, decide)
-
-    def retry(self, task_id: str, by: str, *, turns_max: int | None = None, tokens_max: int | None = None) -> int:
-        """Queue an ended task again, from its checkpoint, crash counts fresh. Returns the delivery."""
-        mark = secrets.token_hex(8)
-
-        def decide(at: Standing, extra: list[Any]) -> Decision[int]:
-            at.require(task_id)
-            if at.retried == mark:
-                return Settled(at.delivery)
-            if not at.status.ended or at.status is Status.SUCCEEDED:
-                raise WrongState(task_id, at.status, "retried")
-
-            def queue(pipe: Pipeline) -> None:
-                self.writes.afresh(pipe, task_id, mark, {"maxTurns": turns_max, "maxTokensTotal": tokens_max})
-                self.writes.queue(pipe, task_id, at.delivery + 1, at.queue, at.now_ms, "retried", by=by)
-
-            return Write(queue, at.delivery + 1)
-
-        return self._change(task_id, decide)
-
-    def resolve(self, task_id: str, turn: int, call_id: str, resolution: Resolution, by: str) -> None:
-        """A person says what became of a call that holds a parked task, which is queued again."""
-
-        def decide(at: Standing, extra: list[Any]) -> Decision[None]:
-            if at.require(task_id).status is not Status.PARKED:
-                raise WrongState(task_id, at.status, "resolved")
-
-            def queue(pipe: Pipeline) -> None:
-                pipe.hset(self.keys.control(task_id), resolution_field(turn, call_id), resolution.dump())
-                told: dict[str, Any] = {"by": by, "turn": turn, "call": call_id, "outcome": resolution.outcome}
-                self.writes.queue(pipe, task_id, at.delivery + 1, at.queue, at.now_ms, "resolved", **told)
-
-            return Write(queue, None)
-
-        self._change(task_id, decide)
 
     # -- by the sweeper --------------------------------------------------------------------------------------
 
@@ -160,11 +72,13 @@ class Store(Guards):
 
         return self._change(task_id, decide)
 
-    def recover(self, task_id: str, *, proof: str, fence: str | None = None, beat: str | None = None) -> Status | None:
+    def recover(
+        self, task_id: str, *, proof: str, fence: str | None = None, beat: str | None = None, drained: bool = False
+    ) -> Status | None:
         """Take a task from a holder that is gone, and count the crash. `fence`: the holder that was proven gone; with
         `beat`, only its connection was, so it must still be the latest one, and in no side effect: that may be going
-        on where nobody can see it. Without either the lock must have lapsed. Returns the new status, None if there
-        was nothing to recover."""
+        on where nobody can see it. Without either the lock must have lapsed. `drained`: its worker ended it, in order
+        to end itself; that counts as a hand-over. Returns the new status, None if there was nothing to recover."""
 
         def decide(at: Standing, extra: list[Any]) -> Decision[Status | None]:
             gone = not at.locked if fence is None else at.fence == fence
@@ -172,8 +86,9 @@ class Store(Guards):
                 gone = gone and at.beat == beat and not at.open_call
             if not at.exists or at.status is not Status.RUNNING or not gone:
                 return Settled(None)
-            crashes, in_row = at.crashes + 1, at.crashes_in_row + 1
-            spent = in_row >= self.policy.crashes_in_row_max or crashes >= self.policy.crashes_max
+            crash = 0 if drained else 1
+            crashes, in_row = at.crashes + crash, at.crashes_in_row + crash
+            spent = not drained and (in_row >= self.policy.crashes_in_row_max or crashes >= self.policy.crashes_max)
             if beat is not None and spent:
                 return Settled(None)  # a cut is no reason to end a task: its holder may be well. The lease will tell
             status = Status.CANCELLED if at.cancel is not None else Status.DEAD if spent else Status.QUEUED
@@ -181,7 +96,7 @@ class Store(Guards):
             def queue(pipe: Pipeline) -> None:
                 if fence is None or beat is not None:  # its process may live on
                     pipe.hset(self.keys.started(task_id), lapsed_field(epoch_number(at.fence)), at.now_ms)
-                self.writes.recovered(pipe, task_id, at, status, crashes, in_row, proof)
+                self.writes.recovered(pipe, task_id, at, status, crashes, in_row, proof, drained=drained)
 
             return Write(queue, status)
 
@@ -288,13 +203,14 @@ class Store(Guards):
 
         self._release(holder, queue, even_if_cancelled=False)
 
-    def hand_over(self, holder: Holder, reason: str) -> None:
-        """Back to the front of the queue, for another worker. Not a crash."""
+    def hand_over(
+        self, holder: Holder, reason: str, *, abandoned: bool = False, midway: bool = False, undone: Call | None = None
+    ) -> None:
+        """Back to the front of the queue, for another worker. Not a crash. `abandoned`: a model call was given up for
+        it. `midway`: in a call, which this process may yet do a moment longer. `undone`: a call that was begun and says
+        itself that it did nothing, so that it will be run as if it had never started."""
 
         def queue(pipe: Pipeline, at: Standing) -> None:
-            number = at.delivery + 1
-            pipe.hincrby(self.keys.task(holder.task_id), "handOvers", 1)
-            how: dict[str, Any] = {"at_front": True, "why": reason}
-            self.writes.queue(pipe, holder.task_id, number, at.queue, at.now_ms, "handed-over", **how)
+            self.writes.handed_over(pipe, holder, at, reason, abandoned=abandoned, midway=midway, undone=undone)
 
         self._release(holder, queue, even_if_cancelled=False)

@@ -82,11 +82,14 @@ class Created:
 
 @dataclass(frozen=True)
 class ParkNote:
-    """How often in a row the task was parked after `turns` turns, for longer and longer waits."""
+    """How often in a row the task was parked after `turns` turns, for longer and longer waits. `waits_for`: what it
+    waits for, in a word; `ticket`: what lets it through when it is back."""
 
     streak: int = 0
     turns: int = -1
     spends_attempt: bool = True
+    waits_for: str = ""
+    ticket: str = ""
 
 
 @dataclass(frozen=True)
@@ -153,7 +156,12 @@ class Task:
             crashes_in_row=number("crashesInRow"),
             hand_overs=number("handOvers"),
             parks=number("parks"),
-            parked=ParkNote(number("parkStreak"), number("parkedAtTurns") if raw.get(b"parkedAtTurns") else -1),
+            parked=ParkNote(
+                number("parkStreak"),
+                number("parkedAtTurns") if raw.get(b"parkedAtTurns") else -1,
+                waits_for=text("waitsFor"),
+                ticket=text("parkTicket"),
+            ),
             owner=decode(raw.get(b"owner") or b"{}"),
             reason=text("reason"),
             result=text("result"),

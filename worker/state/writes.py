@@ -11,8 +11,9 @@ from redis.client import Pipeline
 from worker.state import events
 from worker.state.checkpoint import Checkpoint, Message, pending_document
 from worker.state.codec import encode
-from worker.state.keys import INDEXES, Keys
-from worker.state.lease import epoch_number
+from worker.state.keys import INDEXES, Keys, call_field, lapsed_field
+from worker.state.lease import Holder, epoch_number
+from worker.state.ledger import Call
 from worker.state.standing import Standing
 from worker.state.task import NewTask, ParkNote, Status
 
@@ -59,7 +60,8 @@ class Writes:
         pipe.hincrby(task, "parks", 1)
         if not note.spends_attempt:
             pipe.hincrby(task, "attempts", -1)
-        pipe.hset(task, mapping={"parkStreak": note.streak, "parkedAtTurns": note.turns})
+        streak: dict[Any, Any] = {"parkStreak": note.streak, "parkedAtTurns": note.turns}
+        pipe.hset(task, mapping={**streak, "waitsFor": note.waits_for, "parkTicket": note.ticket})
 
     def end(
         self, pipe: Pipeline, task_id: str, status: Status, now: int,
@@ -116,19 +118,39 @@ class Writes:
         self.tell(pipe, task_id, "claimed", at.now_ms, attempt=at.attempts + 1, epoch=epoch_number(fence))
 
     def recovered(
-        self, pipe: Pipeline, task_id: str, at: Standing, status: Status, crashes: int, in_row: int, proof: str
-    ) -> None:
+        self, pipe: Pipeline, task_id: str, at: Standing, status: Status, crashes: int, in_row: int, proof: str,
+        *, drained: bool = False,
+    ) -> None:  # fmt: skip
         epoch = epoch_number(at.fence)
         self.revoke(pipe, task_id, epoch)
         self.dispatcher.retire(pipe, task_id, at.delivery)
         pipe.hset(self.keys.task(task_id), mapping={"crashes": crashes, "crashesInRow": in_row})
         told: dict[str, Any] = {"proof": proof, "crashes": crashes, "epoch": epoch}
+        kind = "recovered"
+        if drained:
+            kind = "handed-over"
+            pipe.hincrby(self.keys.task(task_id), "handOvers", 1)
         if status is Status.QUEUED:
-            self.queue(pipe, task_id, at.delivery + 1, at.queue, at.now_ms, "recovered", at_front=True, **told)
+            self.queue(pipe, task_id, at.delivery + 1, at.queue, at.now_ms, kind, at_front=True, **told)
         else:
-            self.tell(pipe, task_id, "recovered", at.now_ms, **told)
+            self.tell(pipe, task_id, kind, at.now_ms, **told)
             why = at.cancel or f"crashed {in_row} times in a row, {crashes} in all; the last time: {proof}"
             self.end(pipe, task_id, status, at.now_ms, reason=why)
+
+    def handed_over(
+        self, pipe: Pipeline, holder: Holder, at: Standing, reason: str,
+        *, abandoned: bool, midway: bool, undone: Call | None,
+    ) -> None:  # fmt: skip
+        task, started = self.keys.task(holder.task_id), self.keys.started(holder.task_id)
+        pipe.hincrby(task, "handOvers", 1)
+        if abandoned:
+            pipe.hincrby(task, "abandonedCalls", 1)
+        if midway:
+            pipe.hset(started, lapsed_field(holder.epoch), at.now_ms)
+        if undone is not None:
+            pipe.hdel(started, call_field(undone.turn, undone.id))
+        how: dict[str, Any] = {"at_front": True, "why": reason, "abandoned": abandoned, "midway": midway}
+        self.queue(pipe, holder.task_id, at.delivery + 1, at.queue, at.now_ms, "handed-over", **how)
 
     def afresh(self, pipe: Pipeline, task_id: str, mark: str, limits: Mapping[str, int | None]) -> None:
         """`limits`: task fields to change; None leaves one as it is."""

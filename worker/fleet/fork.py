@@ -1,15 +1,14 @@
-"""Worker classes for `rq worker -w`.
+"""`rq worker -w worker.fleet.ForkWorker agents`: RQ's own worker with a few differences.
 
-`ForkWorker` is RQ's own worker with four differences: it imports what a task needs once, in the parent, so that a
-forked work-horse starts in milliseconds; it refuses a server that would lose tasks; its horses die with it; and when
-one of its horses is killed, it hands that task on at once, for nobody has a better proof of a death than waitpid.
+It imports what a task needs once, in the parent, so that a forked work-horse starts in milliseconds; it refuses a
+server that would lose tasks; its horses die with it; and when one of its horses is killed, it hands that task on at
+once, for nobody has a better proof of a death than waitpid.
 """
 
 from __future__ import annotations
 
 import logging
 import os
-import sys
 from typing import Any
 
 import redis
@@ -19,41 +18,20 @@ from rq.job import Job
 
 from worker.children import end_left_behind
 from worker.dispatch import open_store
-from worker.errors import BatonError
-from worker.log import event, show_events
+from worker.fleet.start import start
+from worker.log import event
 from worker.process import die_with_parent, this_host
-from worker.settings import Settings, load_settings
+from worker.settings import load_settings
 from worker.state.views import Views
-from worker.tools import load_toolbox
 
 log = logging.getLogger(__name__)
-
-
-def preload(settings: Settings) -> None:
-    """Import all that a task's run needs. Afterwards nothing loaded is touched by the garbage collector any more, so
-    that forked horses share its pages."""
-    import worker.runtime  # noqa: F401  # late: whoever only names the class need not pay for it
-    from worker.model import preload
-
-    load_toolbox(settings.tool_modules, settings)
-    preload()
 
 
 class ForkWorker(Worker):
     """`rq worker -w worker.fleet.ForkWorker agents`."""
 
     def work(self, *args: Any, **options: Any) -> bool:
-        show_events()
-        try:
-            settings = load_settings()
-            store = open_store(settings)
-            store.require_fit(force=settings.allow_eviction)
-            event(log, "server", promise=store.promise())
-            store.client.close()
-            preload(settings)
-        except BatonError as error:
-            event(log, "worker-refuses", level=logging.ERROR, why=error)
-            sys.exit(error.exit_code)
+        start()
         return super().work(*args, **options)
 
     def fork_work_horse(self, job: Job, queue: Queue) -> None:

@@ -1,0 +1,40 @@
+"""What every worker of ours does before its first task: look at the server, and import what tasks need."""
+
+from __future__ import annotations
+
+import logging
+import sys
+
+from worker.dispatch import open_store
+from worker.errors import BatonError
+from worker.log import event, show_events
+from worker.settings import Settings, load_settings
+from worker.tools import load_toolbox
+
+log = logging.getLogger(__name__)
+
+
+def start() -> Settings:
+    """Ready for tasks, or the end of this process: a server that would lose them, tools that cannot be loaded."""
+    show_events()
+    try:
+        settings = load_settings()
+        store = open_store(settings)
+        store.require_fit(force=settings.allow_eviction)
+        event(log, "server", promise=store.promise())
+        store.client.close()
+        preload(settings)
+    except BatonError as error:
+        event(log, "worker-refuses", level=logging.ERROR, why=error)
+        sys.exit(error.exit_code)
+    return settings
+
+
+def preload(settings: Settings) -> None:
+    """Import all that a task's run needs. Afterwards nothing loaded is touched by the garbage collector any more, so
+    that forked horses share its pages."""
+    import worker.runtime  # noqa: F401  # late: whoever only names the class need not pay for it
+    from worker.model import preload
+
+    load_toolbox(settings.tool_modules, settings)
+    preload()
