@@ -16,7 +16,7 @@ import redis
 from ops import valkey
 from ops.drill import effects
 from ops.drill.fleet import EnvironmentFailed, Fleet
-from ops.drill.nursery import NONCE_KEY, NONCE_VARIABLE, PATH_VARIABLE, SABOTAGE_VARIABLE
+from ops.drill.nursery import CLASS_VARIABLE, NONCE_KEY, NONCE_VARIABLE, PATH_VARIABLE, SABOTAGE_VARIABLE
 from ops.processes import client as retryless_client
 from ops.processes import lock_is_free, try_lock
 from ops.scripted_model import ScriptedModel
@@ -46,7 +46,13 @@ class Arena:
 
 @contextmanager
 def open_arena(
-    home: Path, script: Mapping[str, Any] | Path, tools: str, *, lease_ms: int = LEASE_MS, sabotage: str = ""
+    home: Path,
+    script: Mapping[str, Any] | Path,
+    tools: str,
+    *,
+    lease_ms: int = LEASE_MS,
+    sabotage: str = "",
+    worker_class: str = "fork",
 ) -> Iterator[Arena]:
     """Everything up and everything imported, nothing forked yet. Raises EnvironmentFailed."""
     if not Path("/proc/self/stat").exists():
@@ -64,7 +70,12 @@ def open_arena(
         nonce = secrets.token_hex(16)
         client.set(NONCE_KEY, nonce)
         environ = _environment(settings, model.url, home)
-        environ |= {effects.TOOLS_VARIABLE: tools, NONCE_VARIABLE: nonce, SABOTAGE_VARIABLE: sabotage}
+        environ |= {
+            effects.TOOLS_VARIABLE: tools,
+            NONCE_VARIABLE: nonce,
+            SABOTAGE_VARIABLE: sabotage,
+            CLASS_VARIABLE: worker_class,
+        }
         fleet = stack.enter_context(Fleet(home, environ))
         fleet.await_ready()
         yield Arena(home, settings, server, model, fleet, client, open_store(settings, client))
@@ -117,6 +128,8 @@ def _settings(home: Path, url: str, lease_ms: int) -> dict[str, Any]:
         "lease_ttl_ms": lease_ms,
         "lease_margin_ms": lease_ms // 6,
         "verify_settle_s": 1,
+        "drain_grace_s": 5,
+        "concurrency": 20,
         "sweep_period_s": 0.2,
         "redeliver_grace_ms": 1_000,
         "crashes_in_row_max": 10_000,

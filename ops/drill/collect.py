@@ -35,6 +35,7 @@ def collect(run: Run, seconds: float, expected: str = "") -> Facts:
         expected=expected,
         seconds=seconds,
         owners=tuple(owners),
+        grace_s=run.arena.settings.drain_grace_s,
         workers=tuple((pid, slot.name) for slot in slots for pid in slot.pids if slot.run == "worker"),
     )
 

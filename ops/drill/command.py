@@ -16,7 +16,7 @@ from rich.console import Console
 
 from enqueue.command import print_json
 from enqueue.plain import plain
-from ops.drill.plan import ABOUT, KINDS, SABOTAGES
+from ops.drill.plan import ABOUT, CLASSES, KINDS, OF_HORSES, SABOTAGES
 from worker.errors import BatonError, InvalidInput
 
 if TYPE_CHECKING:  # not for --help: they import half of the product
@@ -46,6 +46,7 @@ Exit codes:
 @click.option("--kill", "kill", default=",".join(KINDS), show_default=True, metavar="KINDS", help="What is killed.")
 @click.option("--seed", type=click.IntRange(0), help="Gives the same schedule of kills again.  [default: a new one]")
 @click.option("--turns", type=click.IntRange(2, 1000), default=10, show_default=True, help="Turns of each task.")
+@click.option("--worker-class", type=click.Choice(CLASSES), default="fork", show_default=True, help="Of which class.")
 @click.option("--tools", default="", metavar="MODULE", help="Your own tools, instead of the drill's; needs --script.")
 @click.option("--script", type=click.Path(path_type=Path, dir_okay=False), help="What the scripted model says (JSON).")
 @click.option("--control/--no-control", default=True, help="Run the same tasks without kills first, to compare.")
@@ -63,6 +64,7 @@ def drill(
     kill: str,
     seed: int | None,
     turns: int,
+    worker_class: str,
     tools: str,
     script: Path | None,
     control: bool,
@@ -87,10 +89,15 @@ def drill(
 
     if matrix and sabotage:
         raise click.UsageError("--matrix and --sabotage exclude each other")
+    if (matrix or sabotage) and worker_class != "fork":
+        raise click.UsageError("--worker-class is for drills of chaos; --matrix and --sabotage have their own")
     if sabotage and (tools or script):
         raise click.UsageError("--sabotage uses the drill's own tools")
     seed = random.SystemRandom().randrange(1_000_000) if seed is None else seed
-    options = Options(tasks, workers, seconds, _kinds(kill), seed, turns, _checked(tools, script), script, control)
+    options = Options(
+        tasks, workers, seconds, _kinds(kill, worker_class), seed, turns, _checked(tools, script), script, control,
+        worker_class=worker_class,
+    )  # fmt: skip
     console = Console(highlight=False)
     if report:
         _make(report, home)
@@ -126,10 +133,14 @@ def _ending_on_signals() -> Iterator[None]:
             signal.signal(number, handler)
 
 
-def _kinds(text: str) -> tuple[str, ...]:
+def _kinds(text: str, worker_class: str) -> tuple[str, ...]:
+    if worker_class == "thread" and text == ",".join(KINDS):
+        text = ",".join(kind for kind in KINDS if kind not in OF_HORSES)
     kinds = tuple(dict.fromkeys(part.strip() for part in text.split(",") if part.strip()))
     if unknown := [kind for kind in kinds if kind not in KINDS]:
         raise click.UsageError(f"--kill {unknown[0]}: expected some of {', '.join(KINDS)}")
+    if worker_class == "thread" and (of_horses := OF_HORSES.intersection(kinds)):
+        raise click.UsageError(f"--kill {sorted(of_horses)[0]}: a worker with threads has no work-horse")
     if not kinds:
         raise click.UsageError(f"--kill: expected some of {', '.join(KINDS)}")
     return kinds

@@ -14,7 +14,8 @@ Json = dict[str, Any]
 @dataclass(frozen=True)
 class Hit:
     """A kill as it happened. `tasks` were being worked on by what was killed; `until` is when the process was let go
-    on or the server was back. Times are seconds since 1970."""
+    on, had ended by itself, or the server was back; `status` how it ended, as waitpid says. Times are seconds since
+    1970."""
 
     kind: str
     at: float
@@ -23,6 +24,7 @@ class Hit:
     tasks: tuple[str, ...] = ()
     due_s: float = 0.0
     until: float | None = None
+    status: int | None = None
 
 
 @dataclass(frozen=True)
@@ -90,6 +92,7 @@ class Facts:
     seconds: float = 0.0
     owners: tuple[tuple[str, int, int, str], ...] = ()  # task, epoch, pid, slot
     workers: tuple[tuple[int, str], ...] = ()  # pid of a worker, its slot
+    grace_s: float = 0.0  # within which a worker that was told to go has to be gone
 
     @property
     def stopped(self) -> frozenset[int]:

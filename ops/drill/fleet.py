@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import subprocess
 import sys
 import time
@@ -39,6 +40,7 @@ class Slot:
     pids: list[int] = field(default_factory=list)
     due: float = 0.0  # not to be started before
     asked: bool = False
+    since: float = 0.0  # when its process was started
 
     @property
     def alive(self) -> bool:
@@ -70,6 +72,7 @@ class Fleet:
         os.set_blocking(self._out.fileno(), False)
         self._buffer = b""
         self._ready = False
+        self.exits: dict[int, tuple[float, int]] = {}  # pid → when, waitpid's status
 
     def await_ready(self) -> None:
         """Wait until everything is imported. Raises EnvironmentFailed."""
@@ -102,6 +105,10 @@ class Fleet:
         """SIGKILL by the process's own parent: its number cannot have passed to another. `then`: a child of its, to be
         killed in the same moment."""
         self._ask({"kill": slot.pid, "then": then})
+
+    def terminate(self, slot: Slot) -> None:
+        """SIGTERM: told to go, it may take its time."""
+        self._ask({"kill": slot.pid, "signal": int(signal.SIGTERM)})
 
     def slot_of(self, pid: int) -> Slot | None:
         """The slot whose process has, or had, this pid."""
@@ -150,8 +157,10 @@ class Fleet:
             slot = self.slots[said["started"]]
             slot.pid, slot.asked = said["pid"], False
             slot.pids.append(slot.pid)
+            slot.since = time.monotonic()
         for slot in self.slots:
             if slot.alive and slot.pid == said.get("exited"):
+                self.exits[slot.pid] = (time.time(), said["status"])
                 slot.pid = 0
                 by_itself = not os.WIFSIGNALED(said["status"])
                 slot.due = time.monotonic() + (BY_ITSELF_PAUSE_S if by_itself else 0)

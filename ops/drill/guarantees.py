@@ -7,10 +7,11 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
 
+from ops.drill.check import Broken, Check
 from ops.drill.conversation import Calls, Result, calls_of, problems_of_requests, results_given, stored_as_asked
 from ops.drill.facts import Facts, Json, TaskFacts
+from ops.drill.farewell import farewells_cost_nothing
 from ops.transcript import text_of
 
 TITLES = {
@@ -20,30 +21,8 @@ TITLES = {
     4: "no accepted task is lost; each ends once, with a reason",
     5: "one holder writes; turns and tokens never go back; one answer a crash is paid for twice",
     6: "what Redis acknowledged is there after its crash",
+    7: "a worker that is told to go is gone in time, and its tasks lose nothing",
 }
-
-
-@dataclass(frozen=True)
-class Broken:
-    """One example of what broke. `call`: its id, if it is about one."""
-
-    task: str
-    what: str
-    call: str = ""
-
-
-@dataclass
-class Check:
-    """`checked` counts what was looked at, in `unit`."""
-
-    unit: str
-    checked: int = 0
-    broken: list[Broken] = field(default_factory=list)
-
-    def look(self, task: str, holds: bool, what: str, call: str = "") -> None:
-        self.checked += 1
-        if not holds:
-            self.broken.append(Broken(task, what, call))
 
 
 def runs_at_most_once(facts: Facts) -> Check:
@@ -245,7 +224,8 @@ def _spent(response: Json) -> int:
 
 
 def _paid(task: TaskFacts) -> Problems:
-    allowed = task.turns + task.crashes + task.parks
+    abandoned = sum(event.kind == "handed-over" and bool(event.data.get("abandoned")) for event in task.events)
+    allowed = task.turns + task.crashes + task.parks + abandoned
     if task.paid > allowed:
         yield f"{task.paid} answers were paid for, for {task.turns} turns and {task.crashes} crashes", ""
 
@@ -284,4 +264,5 @@ CHECKS: dict[int, Callable[[Facts], Check]] = {
     4: tasks_end_once,
     5: one_holder_writes,
     6: acknowledged_is_there,
+    7: farewells_cost_nothing,
 }

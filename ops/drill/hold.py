@@ -42,6 +42,7 @@ class Options:
     patience_s: float = PATIENCE_S
     style: Mapping[str, Any] = field(default_factory=dict)  # of the drill's own script
     sabotage: str = ""
+    worker_class: str = "fork"
     forget_s: float = 0.0  # a killed server comes back without what it was told for so long before
 
     def source(self) -> dict[str, Any] | Path:
@@ -62,6 +63,7 @@ class Options:
             "--seconds": (f"{self.seconds:g}", f"{usual.seconds:g}"),
             "--turns": (self.turns, usual.turns),
             "--kill": (",".join(self.kinds), ",".join(KINDS)),
+            "--worker-class": (self.worker_class, usual.worker_class),
             "--tools": (self.tools, usual.tools),
             "--script": (self.script, usual.script),
         }
@@ -97,7 +99,8 @@ def hold(home: Path, options: Options, show: Show) -> Outcome:
     """Raises EnvironmentFailed, InvalidInput."""
     source = options.source()
     tools = options.tools or OWN_TOOLS
-    with open_arena(home, source, tools, lease_ms=options.lease_ms, sabotage=options.sabotage) as arena:
+    kind = {"sabotage": options.sabotage, "worker_class": options.worker_class}
+    with open_arena(home, source, tools, lease_ms=options.lease_ms, **kind) as arena:
         people(arena, options.workers)
         control = None
         if options.control:

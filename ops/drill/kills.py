@@ -26,6 +26,8 @@ from worker.errors import RedisUnavailable
 from worker.state.standing import text
 from worker.state.store import Store
 
+SETTLE_S = 1.0  # after its start a worker listens
+
 
 @dataclass
 class Stopped:
@@ -46,6 +48,7 @@ class Killer:
         self.server = server
         self.hits: list[Hit] = []
         self.stopped: list[Stopped] = []
+        self.leaving: dict[int, int] = {}  # pid of a worker that was told to go → which hit that was
         self.back_at: float | None = None  # when the server is to be started again
         self._outage = 0
         self._memory = Memory(server.directory, forget_s)
@@ -63,11 +66,13 @@ class Killer:
         if kill.kind == "sweeper":
             sweepers = self.fleet.running("sweeper")
             return self._kill_sweeper(kill, sweepers[kill.pick % len(sweepers)]) if sweepers else None
+        if kill.kind == "term":
+            return self._tell_to_go(look)
         working = self._working(look)
         if not working:
             return None
         owned, slot = working[kill.pick % len(working)]
-        return self._kill_working(kill, owned, slot)
+        return self._kill_working(kill, owned, slot, look)
 
     def tend(self) -> None:
         """Let go on, and start again, what is due. Raises RedisUnavailable if the server does not come back."""
@@ -78,6 +83,9 @@ class Killer:
             self._let_go_on(one)
         if self.back_at is not None and now >= self.back_at:
             self.start_server()
+        for pid in [pid for pid in self.leaving if pid in self.fleet.exits]:
+            number, (at, status) = self.leaving.pop(pid), self.fleet.exits[pid]
+            self.hits[number] = replace(self.hits[number], until=at, status=status)
 
     def start_server(self) -> None:
         where = self.server
@@ -98,13 +106,27 @@ class Killer:
         stopped = {one.pid for one in self.stopped}
         found = []
         for owned in sorted(look.owned, key=lambda owned: owned.task):
-            slot = workers.get(parent_of(owned.pid))
+            slot = workers.get(owned.pid) or workers.get(parent_of(owned.pid))
             if slot is not None and owned.pid not in stopped:
                 found.append((owned, slot))
         return found
 
-    def _kill_working(self, kill: Kill, owned: Owned, slot: Slot) -> Hit:
+    def _tell_to_go(self, look: Look) -> Hit | None:
+        """The worker that has been there for longest, once the last one is gone and all are there again."""
+        workers = [slot for slot in self.fleet.slots if slot.run == "worker"]
+        settled = time.monotonic() - SETTLE_S
+        if self.leaving or not self.server_is_up or not all(slot.alive and slot.since <= settled for slot in workers):
+            return None
+        slot = min(workers, key=lambda slot: slot.since)
+        tasks = tuple(o.task for o in look.owned if slot.pid in (o.pid, parent_of(o.pid)))
+        hit = Hit("term", time.time(), slot.pid, slot.name, tasks)
+        self.leaving[slot.pid] = len(self.hits)
+        self.fleet.terminate(slot)
+        return self._note(hit)
+
+    def _kill_working(self, kill: Kill, owned: Owned, slot: Slot, look: Look) -> Hit:
         at, pid = time.time(), owned.pid
+        tasks = tuple(one.task for one in look.owned if one.pid == pid)  # more than one where they are threads
         match kill.kind:
             case "worker":
                 pid = slot.pid
@@ -120,7 +142,7 @@ class Killer:
                     os.kill(owned.pid, signal.SIGSTOP)
                 until = time.monotonic() + kill.pause_s
                 self.stopped.append(Stopped(len(self.hits), owned.pid, started, until))
-        return self._note(Hit(kill.kind, at, pid, slot.name, (owned.task,), kill.at_s))
+        return self._note(Hit(kill.kind, at, pid, slot.name, tasks, kill.at_s))
 
     def _kill_sweeper(self, kill: Kill, slot: Slot) -> Hit:
         hit = Hit(kill.kind, time.time(), slot.pid, slot.name, (), kill.at_s)

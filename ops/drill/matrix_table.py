@@ -8,9 +8,9 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from ops.drill.check import Broken
 from ops.drill.conversation import results_given
 from ops.drill.facts import Facts, Json, TaskFacts
-from ops.drill.guarantees import Broken
 from ops.drill.script import own_script
 from ops.drill.verdict import judge
 from worker.errors import InvalidInput

@@ -11,7 +11,9 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 # What is killed → how often it is drawn, beside the others.
-KINDS = {"worker": 4, "horse": 5, "both": 4, "stop": 2, "redis": 2, "sweeper": 2, "job": 2}
+KINDS = {"worker": 4, "horse": 5, "both": 4, "stop": 2, "redis": 2, "sweeper": 2, "job": 2, "term": 2}
+OF_HORSES = frozenset({"horse", "both"})  # which only workers that fork have
+CLASSES = ("fork", "thread", "stock")
 
 ABOUT = {
     "worker": "SIGKILL of the rq worker alone; its work-horse dies with it",
@@ -20,6 +22,7 @@ ABOUT = {
     "stop": "SIGSTOP of the work-horse past its lease, then SIGCONT",
     "redis": "SIGKILL of the server, started again after a short pause or one longer than the lease",
     "sweeper": "SIGKILL of a sweeper",
+    "term": "SIGTERM of an rq worker, one at a time: it hands its tasks over and ends",
     "job": "no kill: an RQ job is lost from the queue, or put on it once more",
 }
 

@@ -104,7 +104,7 @@ class Run:
         self._look = look(self.arena.client, keys, at_s)
         for owned in self._look.owned:
             if (owned.task, owned.epoch) not in self.owners and (
-                slot := self.arena.fleet.slot_of(parent_of(owned.pid))
+                slot := self.arena.fleet.slot_of(owned.pid) or self.arena.fleet.slot_of(parent_of(owned.pid))
             ):
                 self.owners[owned.task, owned.epoch] = (owned.pid, slot.name)
 
@@ -135,7 +135,8 @@ class Run:
             self.show.hit(hit, at_s)
 
     def _over(self) -> bool:
-        return self._all_ended() and self.killer.server_is_up and self._before is None
+        killer = self.killer
+        return self._all_ended() and killer.server_is_up and self._before is None and not killer.leaving
 
     def _all_ended(self) -> bool:
         ended = self._look.counts.get("finished", 0) - self._base

@@ -132,7 +132,7 @@ def in_words(hit: Hit) -> str:
     if hit.kind == "job":
         return hit.slot
     tasks = f", running {', '.join(hit.tasks)}" if hit.tasks else ""
-    number = "SIGSTOP" if hit.kind == "stop" else "SIGKILL"
+    number = {"stop": "SIGSTOP", "term": "SIGTERM"}.get(hit.kind, "SIGKILL")
     return f"{number} {hit.kind}: {hit.slot}, pid {hit.pid}{tasks}"
 
 

@@ -6,9 +6,10 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
+from ops.drill.check import Broken
 from ops.drill.conversation import results_given
 from ops.drill.facts import Event, Facts, Hit, Json, TaskFacts
-from ops.drill.guarantees import CHECKS, TITLES, Broken
+from ops.drill.guarantees import CHECKS, TITLES
 
 EXAMPLES_MAX = 5
 SINCE_BACK = "redis, since it was back"

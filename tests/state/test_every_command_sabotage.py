@@ -154,7 +154,7 @@ SABOTAGES = [
     Sabotage(no_stamp, Point(Fault.LOST), by_worker("EXEC"), "2 attempts"),
     Sabotage(no_seq, Point(Blow.ROLLED_BACK), by_worker("WATCH"), "messageCount says"),
     Sabotage(create_in_two_steps, KILLED_AFTER, by_person, "on no list"),
-    Sabotage(retries_left_on, Point(Fault.LOST), by_worker("WATCH"), "sent again behind the back"),
+    Sabotage(retries_left_on, Point(Fault.LOST), by_worker("HGETALL"), "sent again behind the back"),
     Sabotage(no_bound_of_its_own, ASLEEP, by_worker("EXEC"), "at the hand of one that woke up too late"),
     Sabotage(a_persons_word_kept, KILLED_AFTER, by_worker("EXEC"), "wire a happened 2 times", "held and resolved"),
 ]

@@ -143,8 +143,7 @@ def _once(
     client: redis.Redis, watch: Sequence[str], reads: Sequence[Sequence[str]], decide: Decide[T], optional: int
 ) -> T:
     with client.pipeline() as pipe:
-        pipe.watch(*watch)  # type: ignore[no-untyped-call]  # untyped in redis-py 8.1
-        decision = decide(_read(pipe, reads, optional))
+        decision = decide(_look(pipe, watch, reads, optional))
         if isinstance(decision, Settled):
             return decision.value
         pipe.multi()
@@ -153,17 +152,18 @@ def _once(
         return decision.value
 
 
-def _read(pipe: Pipeline, reads: Sequence[Sequence[str]], optional: int) -> list[Any]:
-    """All reads in one round trip, on the watching connection (a pipeline in WATCH sends one by one)."""
-    connection = pipe.connection
-    assert connection is not None  # WATCH has just used it
+def _look(pipe: Pipeline, watch: Sequence[str], reads: Sequence[Sequence[str]], optional: int) -> list[Any]:
+    """WATCH and all reads in one round trip; the pipeline's own `watch` and each read after it would take one each."""
+    connection: Any = pipe.connection_pool.get_connection()
+    pipe.connection, pipe.watching = connection, True  # so that it executes on this one, and unwatches it
     try:
-        packed = connection.pack_commands(reads)  # type: ignore[no-untyped-call]
-        connection.send_packed_command(packed)  # type: ignore[no-untyped-call]
-        return [_answer(connection, refusable=number >= len(reads) - optional) for number in range(len(reads))]
+        connection.send_packed_command(connection.pack_commands([("WATCH", *watch), *reads]))
+        answers = [_answer(connection, refusable=n > len(reads) - optional) for n in range(len(reads) + 1)]
     except BaseException:
-        connection.disconnect()  # type: ignore[no-untyped-call]  # answers may still be on their way; this connection is of no more use
+        connection.disconnect()  # answers may still be on their way; this connection is of no more use
+        pipe.watching = False
         raise
+    return answers[1:]
 
 
 def _answer(connection: Any, *, refusable: bool) -> Any:
