@@ -12,17 +12,17 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
-import gc
 import json
 import os
-import random
 import select
 import signal
 import sys
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any
 
-WORKER_CLASS = "worker.fleet.ForkWorker"
+from ops import forked
+
+CLASS_VARIABLE = "DRILL_WORKER_CLASS"
 SABOTAGE_VARIABLE, PATH_VARIABLE = "DRILL_SABOTAGE", "DRILL_PATH"
 NONCE_KEY, NONCE_VARIABLE = "drill:nonce", "DRILL_NONCE"
 PR_SET_CHILD_SUBREAPER = 36
@@ -34,18 +34,17 @@ def preload() -> None:
     """All that a worker, a work-horse or a sweeper imports; and the sabotage, if this drill is one."""
 
     import worker.sweeper  # noqa: F401
-    from worker.fleet import preload as preload_fleet
     from worker.settings import load_settings
 
     # Last, so that nothing of the user's is taken for ours.
     sys.path.append(os.environ[PATH_VARIABLE])
     settings = load_settings()
-    preload_fleet(settings)
+    forked.preload(settings)
     if name := os.environ.get(SABOTAGE_VARIABLE):
         from ops.drill.sabotage import take_away
 
         take_away(name, settings)
-    gc.freeze()
+    forked.freeze()
 
 
 class Nursery:
@@ -82,7 +81,7 @@ class Nursery:
         if "start" in asked:
             self.start(asked)
         elif asked["kill"] in self.children:  # ours and not reaped, so the number is still its own
-            os.kill(asked["kill"], signal.SIGKILL)
+            os.kill(asked["kill"], asked.get("signal", signal.SIGKILL))
             if horse := asked.get("then"):  # it is ours too from now on
                 with contextlib.suppress(ProcessLookupError):
                     os.kill(horse, signal.SIGKILL)
@@ -90,7 +89,8 @@ class Nursery:
     def start(self, asked: Json) -> None:
         pid = os.fork()
         if pid == 0:
-            _become(asked)
+            command = _sweeper if asked["run"] == "sweeper" else _worker
+            forked.become(command, log=Path(asked["log"]), environ=asked.get("env"))
         self.children.add(pid)
         _say({"started": asked["start"], "pid": pid})
 
@@ -129,36 +129,10 @@ def _children_of(parent: int) -> list[int]:
     return found
 
 
-def _become(asked: Json) -> NoReturn:
-    """In the fork: a session, a log and signals of its own, then the command. Never returns."""
-    code = 1
-    try:
-        os.setsid()
-        signal.set_wakeup_fd(-1)
-        signal.signal(signal.SIGCHLD, signal.SIG_DFL)
-        log = os.open(asked["log"], os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
-        nothing = os.open(os.devnull, os.O_RDONLY)
-        for source, target in ((nothing, 0), (log, 1), (log, 2)):
-            os.dup2(source, target)
-        os.environ.update(asked.get("env", {}))
-        random.seed()  # or all forks would wait for the same jitter
-        code = _sweeper() if asked["run"] == "sweeper" else _worker()
-    except SystemExit as over:
-        code = over.code if isinstance(over.code, int) else 1
-    except BaseException:
-        sys.excepthook(*sys.exc_info())
-    finally:
-        sys.stdout.flush()
-        sys.stderr.flush()
-        os._exit(code)
-
-
-def _worker() -> NoReturn:
-    """RQ's own command line; ends with SystemExit."""
-    from rq.cli.cli import main  # `rq worker` is registered there by then: preload has imported rq.cli
-
-    environ = os.environ
-    main.main(["worker", environ["BATON_QUEUE"], "-u", environ["BATON_REDIS_URL"], "-w", WORKER_CLASS], prog_name="rq")
+def _worker() -> int:
+    """Ends with SystemExit."""
+    worker_class = forked.WORKER_CLASSES[os.environ.get(CLASS_VARIABLE) or "fork"]
+    forked.rq_worker(worker_class, os.environ["BATON_QUEUE"], os.environ["BATON_REDIS_URL"])
 
 
 def _sweeper() -> int:
