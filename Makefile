@@ -3,6 +3,8 @@
 
 PYTHON ?= python3
 PYTEST_ARGS ?=
+# Most tests wait for processes. A file stays together: its tests share servers and workers.
+JOBS ?= 3
 VENV := .venv
 STAMP := $(VENV)/.baton-stamp
 # Without a uv on the PATH, one is put into .uv by pip: that works where `python3 -m venv` is missing, too.
@@ -31,7 +33,7 @@ up: $(STAMP) ## run Redis, workers, sweeper and dashboard here until Ctrl-C
 
 .PHONY: test
 test: $(STAMP) ## run all tests, with the coverage floor
-	$(VENV)/bin/pytest $(PYTEST_ARGS) --cov
+	$(VENV)/bin/pytest -n $(JOBS) --dist loadfile $(PYTEST_ARGS) --cov
 
 .PHONY: cov
 cov: test ## all tests, then a coverage report in htmlcov/

@@ -193,7 +193,7 @@ def test_a_slow_net_makes_a_task_slow_and_no_more(net: Net, on_its_way: tuple[st
     assert done.problems() == []
     assert (done.task.attempts, done.task.crashes, done.results) == (1, 0, BOTH_REAL[:1])
     took_s = done.events[-1].at_ms / 1000 - began
-    assert took_s > 9 * 3 * SLOW_S, "nine transactions, of three messages each"
+    assert took_s > 9 * 2 * SLOW_S, "nine transactions, of two messages each"
 
 
 def test_afterwards_every_worker_takes_tasks(net: Net) -> None:
