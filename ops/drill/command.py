@@ -212,6 +212,7 @@ def _tell(outcome: Outcome, options: Options, as_json: bool) -> int:
     if as_json:
         asked: dict[str, Any] = {"tasks": options.tasks, "workers": options.workers, "turns": options.turns}
         asked |= {"seconds": options.seconds, "kill": options.kinds, "sabotage": options.sabotage}
+        asked["workerClass"] = options.worker_class
         kills = [vars(hit) | {"tasks": list(hit.tasks)} for hit in outcome.facts.hits]
         document = {"seed": options.seed, "options": asked}
         print_json({**document, **outcome.verdict.document(), "kills": kills, "exitCode": code})

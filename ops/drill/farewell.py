@@ -57,7 +57,7 @@ def undisturbed(hit: Hit, facts: Facts) -> bool:
             continue
         if other.kind == "redis" and other.at < until and (other.until or float("inf")) > hit.at:
             return False
-        if other.slot == hit.slot and other.kind != "job" and hit.at - facts.grace_s < other.at < until:
+        if other.slot == hit.slot and other.kind not in ("job", "term") and hit.at - facts.grace_s < other.at < until:
             return False
     return True
 

@@ -112,10 +112,11 @@ class Killer:
         return found
 
     def _tell_to_go(self, look: Look) -> Hit | None:
-        """The worker that has been there for longest, once the last one is gone and all are there again."""
-        workers = [slot for slot in self.fleet.slots if slot.run == "worker"]
+        """The worker that has been there for longest, once the last one is gone and its successor works."""
         settled = time.monotonic() - SETTLE_S
-        if self.leaving or not self.server_is_up or not all(slot.alive and slot.since <= settled for slot in workers):
+        workers = [slot for slot in self.fleet.running("worker") if slot.since <= settled]
+        enough = min(2, sum(slot.run == "worker" for slot in self.fleet.slots))
+        if self.leaving or not self.server_is_up or len(workers) < enough:
             return None
         slot = min(workers, key=lambda slot: slot.since)
         tasks = tuple(o.task for o in look.owned if slot.pid in (o.pid, parent_of(o.pid)))

@@ -26,7 +26,8 @@ ABOUT = {
     "job": "no kill: an RQ job is lost from the queue, or put on it once more",
 }
 
-SABOTAGES = ("fence", "marker", "ledger", "order", "sweeper", "seq")  # the keys of sabotage_drill.DRILLS, for --help
+# For --help: the keys of sabotage_drill.DRILLS.
+SABOTAGES = ("fence", "marker", "ledger", "order", "sweeper", "seq", "drain")
 
 FIRST_S = 1.0
 GAP_S = (0.5, 1.3)

@@ -18,6 +18,7 @@ import redis
 from ops.drill.nursery import NONCE_KEY, NONCE_VARIABLE
 from ops.processes import client as retryless_client
 from worker.answers import Answers
+from worker.drain import Drain
 from worker.errors import BatonError
 from worker.fleet import ForkWorker
 from worker.reconcile import Decision
@@ -112,7 +113,11 @@ def _order() -> None:
 def _sweeper() -> None:
     """Nobody hands on what a dead worker held."""
     Sweeper.sweep_once = lambda self: SweepReport()  # type: ignore[method-assign]
-    ForkWorker._hand_on = lambda self, task_id, horse, status: None  # type: ignore[method-assign]
+    ForkWorker._hand_on = lambda self, task_id, horse_pid, status: None  # type: ignore[method-assign]
+
+
+def _no_drain() -> None:
+    Drain.ask = lambda self, why, grace_s: None  # type: ignore[method-assign]
 
 
 SABOTAGES: dict[str, Callable[[], None]] = {
@@ -122,4 +127,5 @@ SABOTAGES: dict[str, Callable[[], None]] = {
     "order": _order,
     "sweeper": _sweeper,
     "seq": _seq,
+    "drain": _no_drain,
 }

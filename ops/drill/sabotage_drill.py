@@ -76,6 +76,11 @@ DRILLS = {
         },
         sign="are counted",
     ),
+    "drain": Recipe(
+        "workers that are told to go do not tell their tasks",
+        7,
+        {"kinds": ("term",), "tasks": 4, "workers": 2, "seconds": 3, "turns": 8},
+    ),
 }
 
 

@@ -39,15 +39,16 @@ def drills(
     script = root / "own.json"
     script.write_text(json.dumps(OWN))
     own = ("--tools", "tests.support.drill_tools", "--script", script)
+    bare = ("--no-control", "--json")
     args = {
         "matrix": ("--matrix", "--json"),
         "small": (
             "--tasks",
             "8",
             "--turns",
-            "12",
+            "16",
             "--seconds",
-            "8",
+            "10",
             "--seed",
             "5",
             "--json",
@@ -67,6 +68,11 @@ def drills(
             "--json",
             *own,
         ),
+        "rolling": ("--kill", "term", "--tasks", "12", "--seconds", "8", "--seed", "4", *bare),
+        **{
+            worker_class: ("--worker-class", worker_class, "--tasks", "12", "--seconds", "6", "--seed", "6", *bare)
+            for worker_class in ("thread", "stock")
+        },
         "own-matrix": ("--matrix", "--json", *own),
         **{f"sabotage-{name}": ("--sabotage", name, "--seed", "3", "--json") for name in DRILLS},
     }
@@ -89,6 +95,27 @@ def test_a_drill_with_every_kind_of_kill_breaks_no_guarantee(drills: Drills) -> 
     assert found["withoutKills"]["counts"]["recovered"] == 0
     assert found["overhead"]["seconds"] > 0
     assert found["recoverySeconds"]
+
+
+def test_a_rolling_restart_under_load_costs_nothing(drills: Drills) -> None:
+    """Nothing unknown, no turn lost or paid for again, no crash counted, everybody gone within the grace."""
+    done = drills["rolling"]
+    found = done.document
+    assert done.code == 0, done
+    assert found["guarantees"][6]["checked"] >= 3, "each of three workers was told to go"
+    assert sum(bool(kill["tasks"]) for kill in found["kills"]) >= 2, "in the middle of tasks"
+    counts = found["counts"]
+    assert (counts["succeeded"], counts["unknown"], counts["recovered"], counts["paidTwice"]) == (12, 0, 0, 0)
+
+
+@pytest.mark.parametrize("worker_class", ["thread", "stock"])
+def test_workers_of_another_class_keep_the_guarantees_too(drills: Drills, worker_class: str) -> None:
+    done = drills[worker_class]
+    found = done.document
+    assert done.code == 0, done
+    assert found["options"]["workerClass"] == worker_class
+    assert found["counts"]["succeeded"] == 12
+    assert found["counts"]["recovered"] > 0
 
 
 def test_its_report_is_for_people_for_programs_and_for_the_eye(drills: Drills) -> None:

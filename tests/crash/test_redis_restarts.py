@@ -13,6 +13,7 @@ import pytest
 from tests.support.fleet import Fleet
 from tests.support.fleet_outcome import Outcome
 from tests.support.fleet_own import (
+    CLASSES,
     LEASE_S,
     OwnServer,
     assert_each_worker_takes_a_task,
@@ -45,10 +46,12 @@ class Outage:
     exits: list[int]
 
 
-@pytest.fixture(scope="module")
-def own(server_binary: object, tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Fleet, OwnServer]]:
+@pytest.fixture(scope="module", params=CLASSES)
+def own(
+    request: pytest.FixtureRequest, server_binary: object, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[tuple[Fleet, OwnServer]]:
     home = tmp_path_factory.mktemp("restarts")
-    with own_fleet(home) as (fleet, server):
+    with own_fleet(home, **CLASSES[request.param]) as (fleet, server):
         fleet.top_up(WORKERS)
         fleet.sweeper().expect("sweeping")
         yield fleet, server
@@ -93,6 +96,7 @@ def long(own: tuple[Fleet, OwnServer]) -> Outage:
     return restarted(own, AWAY_S["long"])
 
 
+@pytest.mark.usefixtures("own")
 @pytest.mark.parametrize("length", AWAY_S)
 def test_every_task_completes_and_none_has_an_effect_twice(request: pytest.FixtureRequest, length: str) -> None:
     outage: Outage = request.getfixturevalue(length)
@@ -103,6 +107,7 @@ def test_every_task_completes_and_none_has_an_effect_twice(request: pytest.Fixtu
     assert outage.model.ran == outage.waiting.ran == {"append": 1}
 
 
+@pytest.mark.usefixtures("own")
 @pytest.mark.parametrize("length", AWAY_S)
 def test_what_was_not_being_worked_on_is_as_it_was(request: pytest.FixtureRequest, length: str) -> None:
     """The controls: a task that had ended, and one that waited for a worker."""

@@ -58,7 +58,8 @@ class Fleet:
         self.cwd = self.home / "cwd"  # no .env in it
         self.workspace.mkdir()
         self.cwd.mkdir()
-        named = {name.removeprefix("BATON_").lower(): value for name, value in self.variables.items()}
+        ours = {name: value for name, value in self.variables.items() if name.startswith("BATON_")}
+        named = {name.removeprefix("BATON_").lower(): value for name, value in ours.items()}
         self.settings = load_settings({}, redis_url=self.url, queue=self.queue, **named)
         self.redis = retryless_client(self.url, timeout=10)
         self.stack.callback(self.redis.close)
@@ -255,7 +256,7 @@ def _parts(redis: Any, key: bytes) -> Iterator[bytes]:
 
 @contextmanager
 def running_fleet(home: Path, url: str, **variables: str) -> Iterator[Fleet]:
-    """An empty fleet on an emptied server. `variables`: settings (BATON_…) for every process and for the test."""
+    """An empty fleet on an emptied server. `variables`: for every process; settings (BATON_…) for the test, too."""
     scripts = [{"match": rf"^{kind} ", "turns": turns} for kind, turns in SCRIPTS.items()]
     with ExitStack() as stack:
         model = stack.enter_context(ScriptedModel({"scripts": scripts}, log=home / "requests.jsonl"))

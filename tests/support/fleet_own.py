@@ -5,6 +5,7 @@ The supervisor of its workers is the test: `Fleet.top_up` replaces those that en
 
 from __future__ import annotations
 
+import signal
 import time
 from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
@@ -26,6 +27,13 @@ from tests.support.waiting import wait_until
 LEASE = {"BATON_LEASE_TTL_MS": "2500", "BATON_LEASE_MARGIN_MS": "300"}
 LEASE_S = 2.5
 
+# Whose workers: RQ's own, ours that forks, ours with threads (one task at a time, to be asked the same questions).
+CLASSES = {
+    "stock": {},
+    "fork": {"RQ_WORKER_CLASS": "worker.fleet.ForkWorker"},
+    "thread": {"RQ_WORKER_CLASS": "worker.fleet.ThreadWorker", "BATON_CONCURRENCY": "1"},
+}
+
 
 class OwnServer:
     """The embedded server as `baton up` configures it (every write is on disk before it is acknowledged), without the
@@ -46,6 +54,13 @@ class OwnServer:
     def kill(self) -> None:
         """SIGKILL."""
         self._process.kill()
+
+    def hang(self) -> None:
+        """It keeps its connections and answers nothing."""
+        self._process.signal(signal.SIGSTOP)
+
+    def go_on(self) -> None:
+        self._process.signal(signal.SIGCONT)
 
     def stop(self) -> None:
         self._process.close()
