@@ -11,6 +11,7 @@ import pytest
 from ops.drill.facts import Event, Facts, Hit
 from ops.drill.hold import Options, Outcome
 from ops.drill.matrix_table import Probe, judge_line
+from ops.drill.picture import MARKS
 from ops.drill.plan import KINDS
 from ops.drill.report import NO_PLOT, write_matrix, write_report
 from ops.drill.spans import spans
@@ -146,3 +147,7 @@ def test_the_command_line_that_is_told_gives_the_same_schedule_again() -> None:
     other = Options(seed=7, tasks=8, kinds=("horse",), tools="my.tools", script=Path("a b.json"))
     assert other.command_line() == ("baton drill --seed 7 --tasks 8 --kill horse --tools my.tools --script 'a b.json'")
     assert Options(seed=7, sabotage="fence").command_line() == "baton drill --sabotage fence --seed 7"
+
+
+def test_every_kind_of_kill_has_its_mark_in_the_picture() -> None:
+    assert set(MARKS) == set(KINDS)
