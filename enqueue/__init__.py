@@ -16,13 +16,14 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from enqueue.api import TaskHandle, enqueue_task, get_task
+    from enqueue.many import enqueue_many
 
-__all__ = ["TaskHandle", "enqueue_task", "get_task"]
+__all__ = ["TaskHandle", "enqueue_many", "enqueue_task", "get_task"]
 
 
 def __getattr__(name: str) -> Any:
     if name not in __all__:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    from enqueue import api
+    from enqueue import api, many
 
-    return getattr(api, name)
+    return getattr(many if name == "enqueue_many" else api, name)

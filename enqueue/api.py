@@ -93,6 +93,9 @@ def enqueue_task(
     tools: Iterable[str] | None = None,
     tags: Iterable[str] = (),
     delay_s: float = 0,
+    deadline_s: float | None = None,
+    concurrency_key: str | None = None,
+    concurrency: int | None = None,
     settings: Settings | None = None,
     client: redis.Redis | None = None,
 ) -> TaskHandle:
@@ -101,7 +104,9 @@ def enqueue_task(
     `task_id`: the same id with the same request is the same task, so repeating a call whose outcome is unknown is
     safe; with another request it raises TaskConflict. `dedupe_key`: the task that was accepted under that key is
     returned unless it failed, was cancelled or died, or its retention time is over. `tools`: names the task may
-    use; None is all of them, an empty list none. What is left out comes from the settings (BATON_*), which are read
+    use; None is all of them, an empty list none. `tags`: words to find it by; a budget may apply to each. `deadline_s`:
+    it fails if it is not done so long after its acceptance. At most `concurrency` tasks with the same `concurrency_key`
+    run at once, in the whole fleet. What is left out comes from the settings (BATON_*), which are read
     once per process. `client`: without `decode_responses`; closed by nobody.
 
     Raises InvalidInput, TaskConflict, StorageRefused, and RedisUnavailable, whose text says whether the task may have
@@ -111,6 +116,7 @@ def enqueue_task(
     new = new_task(
         settings, text, task_id=task_id, dedupe_key=dedupe_key, queue=queue, model=model, system=system,
         turns_max=turns_max, tokens_max=tokens_max, tools=tools, tags=tags, delay_s=delay_s,
+        deadline_s=deadline_s, concurrency_key=concurrency_key, concurrency=concurrency,
     )  # fmt: skip
     store = _store(settings, client)
     created = _accepted(store, new, settings.redis_url)

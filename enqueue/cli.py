@@ -47,7 +47,10 @@ Long text (up to 10 MB):       enqueue-task --file notes.txt
 _UNITS = {"": 1, "s": 1, "m": 60, "h": 3_600, "d": 86_400}
 
 
-def _seconds(ctx: click.Context, param: click.Parameter, value: str) -> float:
+def seconds(ctx: click.Context, param: click.Parameter, value: str | None) -> float | None:
+    """Callback of an option that takes a time; None where it was not given."""
+    if value is None:
+        return None
     found = re.fullmatch(r"(\d{1,12}(?:\.\d{1,6})?)([smhd]?)", value, re.ASCII)
     if not found:
         raise click.BadParameter(f"{value!a} is no time: write seconds, or 90s, 5m, 2h, 1d", ctx, param)
@@ -72,7 +75,12 @@ def _seconds(ctx: click.Context, param: click.Parameter, value: str) -> float:
 @click.option("--max-tokens-total", type=int, metavar="N", help="Most tokens in all.  [default: no limit]")
 @click.option("--tools", metavar="A,B", help="Only these tools; '' for none.  [default: all the workers have]")
 @click.option("--tag", "tags", multiple=True, metavar="TAG", help="A word to find it by; may be repeated.")
-@click.option("--delay", callback=_seconds, default="0", metavar="TIME", help="Start later: 90, 90s, 5m, 2h, 1d.")
+@click.option("--delay", callback=seconds, default="0", metavar="TIME", help="Start later: 90, 90s, 5m, 2h, 1d.")
+@click.option("--deadline", callback=seconds, metavar="TIME", help="Fail if not done by then: 90, 90s, 5m, 2h, 1d.")
+@click.option(
+    "--concurrency-key", metavar="KEY", help="With --concurrency N: at most N tasks with this KEY run at once."
+)
+@click.option("--concurrency", type=int, metavar="N", help="See --concurrency-key.")
 @click.version_option(package_name="baton-agents", prog_name=NAME, message="%(prog)s %(version)s")
 def cli(
     text: tuple[str, ...], file: str | None, from_stdin: bool, follow: bool, wait: bool, as_json: bool,
@@ -98,6 +106,9 @@ def cli(
         "tools": None if tools is None else [name.strip() for name in tools.split(",") if name.strip()],
         "tags": tags,
         "delay_s": options["delay"],
+        "deadline_s": options["deadline"],
+        "concurrency_key": options["concurrency_key"],
+        "concurrency": options["concurrency"],
     }
     handle = _enqueue(content, request, settings)
     status = _status(handle, options["delay"])

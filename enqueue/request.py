@@ -21,6 +21,7 @@ TOOLS_MAX = 200
 TURNS_MAX = 100_000
 TOKENS_MAX = 2**53
 DELAY_MAX_S = 3_660 * 86_400  # ten years: anything longer is a slip of the unit
+CONCURRENCY_KEY_MAX, CONCURRENCY_MAX = 100, 10_000
 
 _QUEUE = re.compile(r"[A-Za-z0-9_.-]{1,64}")
 _TOOL = re.compile(r"[A-Za-z0-9_-]{1,64}")
@@ -40,8 +41,13 @@ def new_task(
     tools: Iterable[str] | None = None,
     tags: Iterable[str] = (),
     delay_s: float = 0,
+    deadline_s: float | None = None,
+    concurrency_key: str | None = None,
+    concurrency: int | None = None,
 ) -> NewTask:
     """The checked request. Raises InvalidInput."""
+    delay_ms = _milliseconds("the delay", delay_s)
+    key, places = _places(concurrency_key, concurrency)
     return NewTask(
         task_id=new_id() if task_id is None else checked_id(task_id),
         text=_text(text, settings.text_max_bytes),
@@ -53,8 +59,19 @@ def new_task(
         tools=None if tools is None else _tools(tools),
         tags=_tags(tags),
         dedupe_key=None if dedupe_key is None else _label("the dedupe key", dedupe_key, DEDUPE_KEY_MAX),
-        delay_ms=_delay_ms(delay_s),
+        delay_ms=delay_ms,
+        deadline_ms=None if deadline_s is None else deadline_ms(deadline_s, delay_ms),
+        concurrency_key=key,
+        concurrency=places,
     )
+
+
+def deadline_ms(deadline_s: object, delay_ms: int = 0) -> int:
+    """A deadline that a task can meet: counted from now, like its delay. Raises InvalidInput."""
+    found = _milliseconds("the deadline", deadline_s)
+    if found <= delay_ms:
+        raise InvalidInput("the deadline must be more than 0 seconds, and later than the delay")
+    return found
 
 
 def checked_text(what: str, text: object, bytes_max: int) -> str:
@@ -124,8 +141,19 @@ def _several(what: str, values: Iterable[str], most: int) -> tuple[str, ...]:
     return found
 
 
-def _delay_ms(delay_s: object) -> int:
-    good = isinstance(delay_s, int | float) and not isinstance(delay_s, bool) and math.isfinite(delay_s)
-    if not good or not 0 <= float(delay_s) <= DELAY_MAX_S:  # type: ignore[arg-type]  # a number, by the line above
-        raise InvalidInput(f"the delay must be 0 to {DELAY_MAX_S} seconds, not {str(delay_s)[:80]!a}")
-    return math.ceil(float(delay_s) * 1000)  # type: ignore[arg-type]
+def _places(key: str | None, number: int | None) -> tuple[str, int]:
+    if key is None and number is None:
+        return "", 0
+    if key is None or number is None:
+        raise InvalidInput("the concurrency key and the concurrency go together: say both or neither")
+    return (
+        _label("the concurrency key", key, CONCURRENCY_KEY_MAX),
+        _whole("the concurrency", number, CONCURRENCY_MAX),
+    )
+
+
+def _milliseconds(what: str, seconds: object) -> int:
+    good = isinstance(seconds, int | float) and not isinstance(seconds, bool) and math.isfinite(seconds)
+    if not good or not 0 <= float(seconds) <= DELAY_MAX_S:  # type: ignore[arg-type]  # a number, by the line above
+        raise InvalidInput(f"{what} must be 0 to {DELAY_MAX_S} seconds, not {str(seconds)[:80]!a}")
+    return math.ceil(float(seconds) * 1000)  # type: ignore[arg-type]

@@ -90,13 +90,22 @@ class Narrator:
         until = "until a person decides"
         if data.get("wakeAtMs"):
             until = f"for {duration((data['wakeAtMs'] - event.at_ms) / 1000)}"
+        if str(data.get("waitsFor", "")).startswith("slot:"):
+            until = "until it is its turn"
         return [f"put aside {until}: {one_line(data['reason'], 400)}"]
+
+    def on_stuck(self, data: dict[str, Any], event: Event) -> list[str]:
+        return [f"no progress: {one_line(data['why'], 400)}"]
 
     def on_woken(self, data: dict[str, Any], event: Event) -> list[str]:
         return ["its time has come; queued again"]
 
     def on_handed_over(self, data: dict[str, Any], event: Event) -> list[str]:
-        return [f"handed over to another worker: {one_line(data['why'])}"]
+        why = one_line(data.get("why") or data["proof"])
+        if "delivery" not in data:  # its work-horse was ended for a person who had stopped the job
+            return [f"let go of: {why}"]
+        given_up = " (a model call was given up for it)" if data.get("abandoned") else ""
+        return [f"handed over to another worker: {why}{given_up}"]
 
     def on_recovered(self, data: dict[str, Any], event: Event) -> list[str]:
         goes_on = "the task is queued again" if "delivery" in data else "the task is not queued again"

@@ -5,6 +5,7 @@ Nothing secret and no path is written into the configuration: children get both 
 
 from __future__ import annotations
 
+import math
 import os
 import sys
 import sysconfig
@@ -21,7 +22,7 @@ from worker.settings import PREFIX, Settings
 
 LOG_MAX = "5MB"
 START_RETRIES = 1_000_000  # never give up: a stack that is up keeps trying, one second slower each time
-WORKER_STOP_S = 25
+FAREWELL_S = 5.0  # after the drain's grace: what the pool needs to end, and some air
 SUPERVISOR_LOCK = "supervisord.lock"  # held by the supervisord that runs the stack
 
 HEAD = f"""\
@@ -82,8 +83,19 @@ class Program:
         )
 
 
+def worker_stop_s(settings: Settings) -> int:
+    """How long workers are given to drain before supervisord kills what is left."""
+    return math.ceil(settings.drain_grace_s + FAREWELL_S)
+
+
 def programs(
-    settings: Settings, workers: int, *, server: bool, standby: bool, dashboard_port: int | None
+    settings: Settings,
+    workers: int,
+    *,
+    server: bool,
+    standby: bool,
+    dashboard_port: int | None,
+    worker_class: str = "fork",
 ) -> list[Program]:
     """Everything that is to run. Each part but the server waits for the server, then *becomes* its command."""
     launcher = f"{Path(sys.executable).name} -P -m ops.valkey"
@@ -92,10 +104,16 @@ def programs(
         command = f"{launcher} serve valkey --from-env --with-parent" + (" --standby" if standby else "")
         found.append(Program("valkey", command, priority=10, in_state_dir=True))
     if workers:
-        # Without a name: a fixed one is refused for minutes after a kill -9. SIGTERM lets a
-        # task that is nearly done end; one that takes longer is cut off, and goes on where it stopped.
-        command = f"{launcher} wait rq worker -w worker.fleet.ForkWorker {settings.queue}"
-        found.append(Program("worker", command, priority=20, stop_s=WORKER_STOP_S, count=workers))
+        # Without names: a fixed one is refused for minutes after a kill -9. SIGTERM drains them.
+        stop_s = worker_stop_s(settings)
+        if worker_class == "stock":  # these cannot share anything, so each is a program
+            command = f"{launcher} wait rq worker {settings.queue}"
+            found.append(Program("worker", command, priority=20, stop_s=stop_s, count=workers))
+        else:
+            python = f"{Path(sys.executable).name} -P"
+            options = f"--workers {workers} --worker-class {worker_class} --queue {settings.queue}"
+            command = f"{launcher} wait {python} -m ops.pool {options}"
+            found.append(Program("pool", command, priority=20, stop_s=stop_s))
     found.append(Program("sweeper", f"{launcher} wait baton sweep", priority=30))
     if dashboard_port is not None:
         command = f"{launcher} wait rq-dashboard -b 127.0.0.1 -p {dashboard_port} --disable-delete"
@@ -122,6 +140,7 @@ def environment(settings: Settings) -> dict[str, str]:
     bin_dirs = [str(Path(sys.executable).parent), sysconfig.get_path("scripts"), environ.get("PATH", "")]
     environ["PATH"] = os.pathsep.join(dict.fromkeys(part for part in bin_dirs if part))
     environ["BATON_UP_CWD"] = str(Path.cwd())
+    environ["BATON_UP_LOGS"] = str(settings.state_dir.absolute() / "logs")
     environ["BATON_UP_LOCK"] = str(settings.state_dir.absolute() / SUPERVISOR_LOCK)
     environ["PYTHONUNBUFFERED"] = "1"
     return environ

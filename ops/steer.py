@@ -8,7 +8,9 @@ from typing import Literal
 
 import click
 
+from enqueue.cli import seconds
 from enqueue.live import exit_code, print_answer, watch
+from enqueue.request import deadline_ms
 from enqueue.trouble import our_words
 from ops.reach import reach
 from worker.errors import InvalidInput, RedisUnavailable, WrongState
@@ -59,7 +61,8 @@ def cancel(id: str, by: str | None) -> None:
 @click.argument("id")
 @click.option("--max-turns", type=click.IntRange(1, 100_000), metavar="N", help="Allow it N turns in all.")
 @click.option("--max-tokens-total", type=click.IntRange(1), metavar="N", help="Allow it N tokens in all.")
-def retry(id: str, max_turns: int | None, max_tokens_total: int | None) -> None:
+@click.option("--deadline", callback=seconds, metavar="TIME", help="Give it so long from now: 90, 90s, 5m, 2h, 1d.")
+def retry(id: str, max_turns: int | None, max_tokens_total: int | None, deadline: float | None) -> None:
     """Queue task ID again: a failed, dead or cancelled one from where it stopped, a parked one now.
 
     A task that reached a limit reaches it again at once, unless it is allowed more.
@@ -68,13 +71,15 @@ def retry(id: str, max_turns: int | None, max_tokens_total: int | None) -> None:
     task_id = reached.find(id)
     parked = reached.views.status(task_id) is Status.PARKED
     if parked:
-        if max_turns is not None or max_tokens_total is not None:
+        if (max_turns, max_tokens_total, deadline) != (None, None, None):
             raise click.UsageError("limits are for tasks that ended; this one is parked and is woken as it is")
         if not reached.store.wake(task_id):
             raise WrongState(task_id, reached.views.status(task_id).value, "woken")
         click.echo(f"{task_id}: woken and queued")
         return
-    delivery = reached.store.retry(task_id, user(), turns_max=max_turns, tokens_max=max_tokens_total)
+    given_ms = None if deadline is None else deadline_ms(deadline)
+    limits: dict[str, int | None] = {"turns_max": max_turns, "tokens_max": max_tokens_total, "deadline_ms": given_ms}
+    delivery = reached.store.retry(task_id, user(), **limits)
     click.echo(f"{task_id}: queued again (delivery {delivery})")
 
 

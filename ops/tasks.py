@@ -13,7 +13,8 @@ from enqueue.command import print_json
 from enqueue.plain import duration, plain
 from ops.reach import reach
 from ops.tables import print_fields, print_table
-from worker.state.task import Status, Task
+from worker.state.budget import Open
+from worker.state.task import Status, Task, utc
 from worker.state.views import LIST_MAX, Row
 
 TEXT_SHOWN_MAX = 2_000
@@ -62,6 +63,8 @@ def show(id: str, as_json: bool) -> None:
 def document(task: Task, progress: dict[str, Any]) -> dict[str, Any]:
     """The whole record as JSON; the frozen request is only named, it repeats what the workers offer."""
     record = {**asdict(task), "status": task.status.value, "request": task.request is not None}
+    reserved = Open.load(record.pop("open_budget"))
+    record["reserved_tokens"] = 0 if reserved is None else reserved.amount
     return {**record, "progress": progress}
 
 
@@ -88,6 +91,8 @@ def _print(task: Task, progress: dict[str, Any], now: int) -> None:
             "status": task.status.value,
             "reason": task.reason,
             "wakes": wakes if task.status is Status.PARKED else None,
+            "deadline": None if task.deadline_ms is None else utc(task.deadline_ms),
+            "concurrency": f"{task.concurrency} of {task.concurrency_key}" if task.concurrency_key else None,
             "runs on": f"{owner.get('host')}, process {owner.get('pid')}" if owner else None,
             "queue": task.queue,
             "created": ago(task.created_at_ms),
@@ -102,6 +107,7 @@ def _print(task: Task, progress: dict[str, Any], now: int) -> None:
             "attempts": task.attempts,
             "crashes": f"{task.crashes} ({task.crashes_in_row} in a row)" if task.crashes else None,
             "hand-overs": task.hand_overs or None,
+            "abandoned calls": task.abandoned_calls or None,
             "parks": task.parks or None,
             "error": task.error,
         }

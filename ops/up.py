@@ -1,13 +1,15 @@
 """`baton up`: a whole local fleet in one terminal, supervised, with restarts.
 
-It starts supervisord, which runs an embedded Valkey (unless a server answers at BATON_REDIS_URL already), stock
-`rq worker` processes, the sweeper and rq-dashboard, and starts each of them again when it dies. Ctrl-C, SIGTERM
-and a closed terminal stop all of it, the server last; the data stays in the state directory. All logs are in its
-`logs`; here they are shown with the program's name before each line (the server's chatter is left out).
+It starts supervisord, which runs an embedded Valkey (unless a server answers at BATON_REDIS_URL already), a pool of
+`rq worker` processes that share one preloaded parent (ops.pool), the sweeper and rq-dashboard, and starts each of
+them again when it dies. Ctrl-C, SIGTERM and a closed terminal stop all of it, the server last; the data stays in the
+state directory. All logs are in its `logs`; here they are shown with the program's name before each line (the
+server's chatter is left out).
 
 When something is killed with -9:
 
-- one of the programs: supervisord starts it again at once;
+- a worker: the pool starts another at once;
+- one of the programs: supervisord starts it again at once (the workers of a killed pool drain meanwhile);
 - `baton up` itself: supervisord and everything under it go on, out of sight (their logs go on too). The next
   `baton up` in the directory stops what was left and starts anew on the same data;
 - supervisord: its programs get SIGTERM from the kernel (Linux) and `baton up` ends with an error. Elsewhere they
@@ -35,6 +37,7 @@ from rich.console import Console
 from rich.table import Table
 
 from ops import stack
+from ops.forked import WORKER_CLASSES
 from ops.processes import (
     answers,
     free_port,
@@ -52,12 +55,15 @@ from worker.settings import Settings, load_settings
 from worker.state.transact import shown_url
 
 SERVER_WAIT_S = 20
-STOP_WAIT_S = stack.WORKER_STOP_S + 35  # dashboard 5, sweeper 10, workers, server 10, and some air
+STOP_WAIT_S = 35  # beside the workers' time: dashboard 5, sweeper 10, server 10, and some air
 WORKERS_MAX = 256
 
 
-def run_stack(settings: Settings, workers: int, *, dashboard: bool = True, quiet: bool = False) -> int:
+def run_stack(
+    settings: Settings, workers: int, *, worker_class: str = "fork", dashboard: bool = True, quiet: bool = False
+) -> int:
     """Run the stack until it is told to stop; the exit code. `quiet` keeps the programs' logs in their files.
+    `worker_class`: one of `WORKER_CLASSES`.
 
     Raises RedisUnavailable when there is no server and none can be started, BatonError when another
     `baton up` owns the state directory. To be called in the main thread: it takes over SIGINT, SIGTERM and SIGHUP.
@@ -66,21 +72,25 @@ def run_stack(settings: Settings, workers: int, *, dashboard: bool = True, quiet
     (home / "logs").mkdir(parents=True, exist_ok=True)
     home.chmod(0o700)  # logs and data hold what tasks are about
     with _only_one(home):
-        _end_what_was_left(home)
+        stop_wait_s = stack.worker_stop_s(settings) + STOP_WAIT_S
+        _end_what_was_left(home, stop_wait_s)
         server, standby = _server_plan(settings.redis_url, home / "valkey")
         if not server or standby:
             _promise(settings)  # somebody else's: look at it before anything is started
         port = _dashboard_port(settings.dashboard_port) if dashboard else None
-        parts = stack.programs(settings, workers, server=server, standby=standby, dashboard_port=port)
+        parts = stack.programs(
+            settings, workers, server=server, standby=standby, dashboard_port=port, worker_class=worker_class
+        )
         (home / "supervisord.conf").write_text(stack.configuration(parts))
         environ = stack.environment(settings)
         _warn_without_key(environ)
         tail_logs = stack.LogTail(home / "logs", show=_silence if quiet else click.echo)
-        with _supervisord(home, environ) as child:
+        with _supervisord(home, environ, stop_wait_s) as child:
             _await_server(settings.redis_url, child, tail_logs, home)
             if child.poll() is None:
                 started = server and not standby
-                _print_table(settings, workers, promise=_promise(settings), started=started, port=port)
+                running = f"{workers} x rq worker -w {WORKER_CLASSES[worker_class]} {settings.queue}"
+                _print_table(settings, running, promise=_promise(settings), started=started, port=port)
             return _watch(child, tail_logs, home)
 
 
@@ -88,11 +98,16 @@ def run_stack(settings: Settings, workers: int, *, dashboard: bool = True, quiet
 @click.option(
     "--workers", default=2, show_default=True, type=click.IntRange(0, WORKERS_MAX), help="How many workers to run."
 )
+@click.option(
+    "--worker-class", default="fork", show_default=True, type=click.Choice(list(WORKER_CLASSES)),
+    help="One task per process, up to BATON_CONCURRENCY tasks in each, or RQ's own worker.",
+)  # fmt: skip
 @click.option("--no-dashboard", is_flag=True, help="Run without rq-dashboard.")
 @click.option("--quiet", is_flag=True, help="Do not show the programs' logs here.")
-def up(workers: int, no_dashboard: bool, quiet: bool) -> None:
+def up(workers: int, worker_class: str, no_dashboard: bool, quiet: bool) -> None:
     """Run Redis, workers, the sweeper and a dashboard here, with restarts, until Ctrl-C."""
-    sys.exit(run_stack(load_settings(), workers, dashboard=not no_dashboard, quiet=quiet))
+    dashboard = not no_dashboard
+    sys.exit(run_stack(load_settings(), workers, worker_class=worker_class, dashboard=dashboard, quiet=quiet))
 
 
 @contextmanager
@@ -109,7 +124,7 @@ def _only_one(home: Path) -> Iterator[None]:
         os.close(lock)
 
 
-def _end_what_was_left(home: Path) -> None:
+def _end_what_was_left(home: Path, stop_wait_s: float) -> None:
     """Stop the supervisord of a `baton up` that was killed with -9."""
     lock = home / stack.SUPERVISOR_LOCK
     if lock_is_free(lock):
@@ -122,7 +137,7 @@ def _end_what_was_left(home: Path) -> None:
     click.echo(f"baton: an earlier `baton up` was killed; stopping what it left (supervisord {pid})", err=True)
     with suppress(ProcessLookupError):
         os.kill(pid, signal.SIGTERM)
-    if not wait_until(lambda: lock_is_free(lock), STOP_WAIT_S, poll_s=0.1):
+    if not wait_until(lambda: lock_is_free(lock), stop_wait_s, poll_s=0.1):
         raise BatonError(f"supervisord {pid}, left by an earlier `baton up`, does not stop")
 
 
@@ -168,7 +183,7 @@ def _warn_without_key(environ: dict[str, str]) -> None:
 
 
 @contextmanager
-def _supervisord(home: Path, environ: dict[str, str]) -> Iterator[subprocess.Popen[bytes]]:
+def _supervisord(home: Path, environ: dict[str, str], stop_wait_s: float) -> Iterator[subprocess.Popen[bytes]]:
     """supervisord as our child, in a session of its own, so that only we decide when it stops."""
     lock = try_lock(home / stack.SUPERVISOR_LOCK)
     if lock is None:
@@ -196,7 +211,7 @@ def _supervisord(home: Path, environ: dict[str, str]) -> Iterator[subprocess.Pop
     finally:
         child.send_signal(signal.SIGTERM)
         try:
-            child.wait(STOP_WAIT_S)
+            child.wait(stop_wait_s)
         except subprocess.TimeoutExpired:
             child.kill()
             child.wait()
@@ -235,7 +250,7 @@ def _promise(settings: Settings) -> str:
         store.client.close()
 
 
-def _print_table(settings: Settings, workers: int, *, promise: str, started: bool, port: int | None) -> None:
+def _print_table(settings: Settings, workers: str, *, promise: str, started: bool, port: int | None) -> None:
     home = settings.state_dir
     table = Table(title="baton is up", title_justify="left", show_header=False)
     table.add_column(style="bold", no_wrap=True)
@@ -244,12 +259,12 @@ def _print_table(settings: Settings, workers: int, *, promise: str, started: boo
     rows = {
         "redis": f"{shown_url(settings.redis_url)}  ({origin})",
         "promise": promise,
-        "workers": f"{workers} x rq worker -w worker.fleet.ForkWorker {settings.queue}",
+        "workers": workers,
         "sweeper": "baton sweep",
         "dashboard": f"http://127.0.0.1:{port}" if port else "off",
         "logs": str(home / "logs"),
         "enqueue": 'enqueue-task "…"   (in another terminal, in this directory)',
-        "stop": f"Ctrl-C   (a task still running after {stack.WORKER_STOP_S} s is cut off and goes on next time)",
+        "stop": f"Ctrl-C   (tasks are let go of within {settings.drain_grace_s:g} s, and go on next time)",
     }
     for name, text in rows.items():
         table.add_row(name, text)

@@ -12,13 +12,16 @@ from typing import TYPE_CHECKING, Any
 from worker.answers import Answers, Held
 from worker.crashpoints import crash_point
 from worker.drain import Drain
-from worker.errors import CancelRequested, ModelPermanent
+from worker.errors import CancelRequested, DeadlinePassed, ModelFault, ModelPermanent
+from worker.estimate import Estimate
 from worker.log import event
 from worker.state.checkpoint import Checkpoint, Message, find_unsound, tool_calls
 from worker.state.codec import Unstorable, encode
 from worker.state.lease import Holder
 from worker.state.store import Store
-from worker.state.task import Status, Task
+from worker.state.task import Status, Task, too_late
+from worker.stuck import Bounds, look_back
+from worker.throttle import Gate
 from worker.tools.output import clean
 from worker.tools.plain import Unprintable
 
@@ -60,6 +63,10 @@ class Agent:
     model: Model
     answers: Answers
     drain: Drain = field(default_factory=Drain)
+    gate: Gate = field(default_factory=Gate)
+    deadline_at: float | None = None  # by the holder's clock
+    estimate: Estimate = field(default_factory=Estimate)
+    bounds: Bounds = field(default_factory=Bounds)
 
     def run(self) -> Ending | Held:
         """Until the task is over or has to wait for a person. StopRunning and ModelFault pass through."""
@@ -72,15 +79,35 @@ class Agent:
             if limit := self.limit_reached():
                 return limit
             self.drain.leave()
-            response = self.model.respond(self.request, self.now.messages, watch=self.watch_call)
+            look_back(self.store, self.holder, self.now, self.task.parked, self.bounds)
+            self.afford()
+            try:
+                response = self.gate.through(self.ask)
+            except DeadlinePassed as passed:
+                return _limit(str(passed))
             crash_point("after-model-response")
             if ending := self.take(response):
                 return ending
+
+    def afford(self) -> None:
+        """Have the next call's tokens reserved, if a budget applies and it was not done along with the last commit."""
+        if not self.holder.covered:
+            self.store.reserve(self.holder, self.estimate.next_call(self.now.messages), self.now.turns)
+
+    def ask(self) -> Response:
+        self.holder.calling = True
+        try:
+            return self.model.respond(self.request, self.now.messages, watch=self.watch_call)
+        except ModelFault:  # no answer, so there is nothing to pay; whoever abandons a call may have to
+            self.holder.calling = False
+            raise
 
     def watch_call(self) -> None:
         """Looked at all through a model call: a reason to abandon it?"""
         self.holder.watch()
         self.drain.leave(abandoning=True)
+        if self._too_late():
+            raise DeadlinePassed(too_late(self.task.deadline_ms or 0))
 
     def take(self, response: Response) -> Ending | None:
         """Point A: count the response, and keep it if the conversation can go on from it."""
@@ -105,6 +132,7 @@ class Agent:
             text=said[:2_000], calls=[call.name for call in pending],
         )  # fmt: skip
         self.now = after
+        self.estimate.learn(response.total_tokens, len(after.messages))
         crash_point("after-save-a")
         event(log, "responded", task=self.task.task_id, turn=after.turns, stop=stop, calls=len(pending))
         if goes_on:
@@ -130,7 +158,8 @@ class Agent:
             stop_reason=self.now.stop_reason,
             server_run_id=self.now.server_run_id,
         )
-        self.store.save_results(self.holder, message, after, decisions=self.answers.decided)
+        needs = self.estimate.next_call(after.messages) if self.holder.scopes else 0
+        self.store.save_results(self.holder, message, after, needs=needs, decisions=self.answers.decided)
         self.now = after
         crash_point("after-save-b")
         if cancelled:
@@ -143,7 +172,12 @@ class Agent:
         if self.task.tokens_max is not None and self.now.total_tokens >= self.task.tokens_max:
             used, allowed = self.now.total_tokens, self.task.tokens_max
             return _limit(f"{used} tokens used, the task allows {allowed} (--max-tokens-total)")
+        if self._too_late():
+            return _limit(too_late(self.task.deadline_ms or 0))
         return None
+
+    def _too_late(self) -> bool:
+        return self.deadline_at is not None and self.holder.clock.monotonic() >= self.deadline_at
 
 
 def last_text(messages: list[Message]) -> str:

@@ -19,6 +19,7 @@ from typing import Any
 
 from worker.crashpoints import crash_point
 from worker.drain import Drain
+from worker.errors import Interrupted
 from worker.log import event
 from worker.reconcile import Decision, Nature, after_asking, decide
 from worker.state.codec import Unstorable, digest
@@ -143,9 +144,24 @@ class Answers:
             self.markers[call.id] = Marker(self.holder.epoch, tool.effect.value)  # should a cancel end the call
             crash_point("after-start-mark")
             self.holder.check()
-        result = tool.run(call.input, context)
+        try:
+            result = tool.run(call.input, context)
+        except Interrupted as stopped:
+            result = self._interrupted(call, tool, decision, stopped)
         crash_point("after-effect")
         return self._record(call, result, decision)
+
+    def _interrupted(self, call: Call, tool: Tool, decision: Decision, stopped: Interrupted) -> ToolResult:
+        """Raise what the call was interrupted for. It counts as never started, unless an earlier run of it may have
+        done something."""
+        if tool.interruptible:
+            fresh = decision is Decision.RUN
+            if fresh:
+                self.markers.pop(call.id, None)
+            self.holder.watch()
+            if self.drain.asked:
+                raise Interrupted(f"{self.drain.why}; {stopped}", undone=call if fresh else None) from None
+        return ToolResult("The tool stopped although nobody had asked it to.", is_error=True)
 
     def _record(self, call: Call, result: ToolResult, decision: Decision) -> ToolResult:
         def entry(result: ToolResult) -> Entry:

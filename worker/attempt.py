@@ -17,6 +17,7 @@ from worker.errors import (
     CancelRequested,
     CheckpointTooNew,
     DrainRequested,
+    Interrupted,
     InvalidInput,
     LeaseLost,
     ModelConfig,
@@ -29,6 +30,7 @@ from worker.errors import (
     TaskFailed,
     TaskFault,
 )
+from worker.estimate import Estimate
 from worker.log import event
 from worker.request import build_request
 from worker.state.checkpoint import Checkpoint
@@ -37,6 +39,8 @@ from worker.state.ledger import Call
 from worker.state.load import Loaded, load
 from worker.state.store import Store
 from worker.state.task import ParkNote, Status
+from worker.stuck import Bounds
+from worker.throttle import gate_for
 from worker.tools import Tool, Toolbox, ToolContext, ToolDefinitionError
 
 if TYPE_CHECKING:
@@ -75,7 +79,8 @@ class Drained:
     """This process is to end, so another one goes on."""
 
     why: str
-    abandoned: bool
+    abandoned: bool = False
+    undone: Call | None = None
 
 
 class Attempt:
@@ -118,6 +123,8 @@ class Attempt:
             return Ending(Status.CANCELLED, str(asked))
         except DrainRequested as asked:
             return Drained(str(asked), asked.abandoned)
+        except Interrupted as stopped:
+            return Drained(str(stopped), undone=stopped.undone)
         except MustWait as wait:
             return Pause(str(wait), wait.wait_s, doubles=False, spends_attempt=False, waits_for=wait.waits_for,
                          ticket=wait.ticket)  # fmt: skip
@@ -143,7 +150,8 @@ class Attempt:
             tools = toolbox.definitions(task.tools)
             request = build_request(self.settings, model=task.model or None, system=task.system or None, tools=tools)
             first = {"role": "user", "content": task.text}
-            self.store.begin(self.holder, request, first)
+            needs = Estimate(request).next_call([first]) if self.holder.scopes else 0
+            self.store.begin(self.holder, request, first, needs=needs)
             now = Checkpoint(messages=[first])
         else:
             pending = ",".join(call.name for call in now.pending) or "nothing"
@@ -161,7 +169,11 @@ class Attempt:
             drain=drain.PROCESS,
         )  # fmt: skip
         model = self.runtime.make_model(self.settings)
-        return Agent(self.store, self.holder, task, request, now, model, answers, drain.PROCESS)
+        gate = gate_for(self.store, self.settings, model, request, task.parked)
+        return Agent(
+            self.store, self.holder, task, request, now, model, answers, drain.PROCESS, gate,
+            loaded.deadline_at, Estimate(request), Bounds.of(self.settings),
+        )  # fmt: skip
 
     def _context(self, call: Call, tool: Tool, key: str) -> ToolContext:
         return ToolContext(
@@ -177,6 +189,9 @@ class Attempt:
             settings=self.settings,
             control_flow=JOB_TIMEOUTS,
             should_stop=self.holder.stopping,
+            deadline=self.loaded.deadline_at if self.loaded else None,
+            draining=lambda: drain.PROCESS.asked,
+            interruptible=tool.interruptible,
         )
 
     # -- letting go --------------------------------------------------------------------------------------------
@@ -194,8 +209,8 @@ class Attempt:
                     what = f"nobody knows whether {call.name} (call {call.id}) took effect before a crash"
                     self.store.park(self.holder, f"needs a person: {what}", wait_ms=None)
                     return f"parked: {what}"
-                case Drained(why, abandoned):
-                    self.store.hand_over(self.holder, why, abandoned=abandoned)
+                case Drained(why, abandoned, undone):
+                    self.store.hand_over(self.holder, why, abandoned=abandoned, undone=undone)
                     event(log, "handed-over", task=self.holder.task_id, why=why, abandoned=abandoned)
                     return f"handed over: {why}"
                 case TimedOut(why) if self._got_on():

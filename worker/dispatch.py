@@ -8,11 +8,11 @@ dashboard renders them. The job is pushed inside the store's MULTI.
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import redis
 from redis.client import Pipeline
-from rq import Queue, Worker, get_current_job
+from rq import Callback, Queue, Worker, get_current_job
 from rq.job import Job
 from rq.registry import FailedJobRegistry, StartedJobRegistry
 from rq.timeouts import BaseTimeoutException
@@ -25,6 +25,9 @@ from worker.state.transact import connect
 from worker.state.views import Queued
 
 ENTRY_POINT = "worker.jobs.run_task"
+STOPPED = "worker.jobs.stopped"
+STOPPED_BY = "stopped in RQ"
+WORKER_CLASS_FIELD = "baton"  # of RQ's hash of a worker: our class, which RQ does not write down
 
 # Raised by RQ inside a running job, as an Exception; never to be mistaken for a tool's error.
 JOB_TIMEOUTS: tuple[type[BaseException], ...] = (BaseTimeoutException,)
@@ -35,6 +38,12 @@ def job_id(task_id: str, delivery: int) -> str:
     return f"{task_id}-{delivery}"
 
 
+def parts_of(job: str) -> tuple[str, int]:
+    """(task id, delivery) of a job's id; delivery 0 if it is none of ours."""
+    task_id, _, delivery = job.rpartition("-")
+    return task_id, int(delivery) if delivery.isdecimal() and delivery.isascii() else 0
+
+
 def forked_by() -> int | None:
     """The pid of the RQ worker that forked this process as its work-horse, 0 if RQ does not tell; None if this is no
     work-horse."""
@@ -43,6 +52,12 @@ def forked_by() -> int | None:
         return None
     pid = job.connection.hget(Worker.redis_worker_namespace_prefix + name, "pid")
     return int(pid or 0)
+
+
+def told_to_go(client: redis.Redis) -> Callable[[], bool]:
+    """For a work-horse: has its RQ worker been asked to end? A stock one waits for its horse and does not tell it."""
+    key = Worker.redis_worker_namespace_prefix + os.environ.get("RQ_WORKER_ID", "")
+    return lambda: bool(client.hexists(key, "shutdown_requested_date"))
 
 
 class RqDispatcher:
@@ -63,6 +78,7 @@ class RqDispatcher:
             description=f"task {task_id}, delivery {delivery}",
             job_id=job_id(task_id, delivery),
             at_front=at_front,
+            on_stopped=Callback(STOPPED),
             pipeline=pipe,
         )
 

@@ -14,6 +14,7 @@ from worker.errors import DrainRequested
 
 MARGIN = 0.2  # of the grace: for saving, handing over, and RQ's own farewell
 MARGIN_MAX_S = 3.0
+PATIENCE = 0.6  # of that
 
 
 class Drain:
@@ -46,6 +47,14 @@ class Drain:
     def left_s(self) -> float:
         """Until what still runs is abandoned; infinite before anybody asked."""
         return self._abandon_at - time.monotonic()
+
+    def patience_s(self) -> float:
+        """Until a work-horse that has still not let go is ended; what is abandoned needs a moment to notice."""
+        return self.left_s() + (self._ends_at - self._abandon_at) * PATIENCE if self.asked else float("inf")
+
+    def ends_in_s(self) -> float:
+        """Until this process has to be gone; infinite before anybody asked."""
+        return self._ends_at - time.monotonic()
 
 
 PROCESS = Drain()

@@ -23,10 +23,14 @@ StopRunning (BaseException)    control flow, never a tool's error; no `except Ex
 ├── LeaseLost                  somebody else owns the task now, or may: write nothing, run nothing
 ├── CancelRequested            a person asked for the end of this task
 ├── DrainRequested             this process is to end: let go of the task at a safe point
+├── DeadlinePassed             the task's time is over: end it
+├── Interrupted                an interruptible tool stopped because it was asked to, and did nothing
 └── MustWait                   the task may not go on just now, and needs no worker for waiting
 """
 
 from __future__ import annotations
+
+from typing import Any
 
 
 class BatonError(Exception):
@@ -122,7 +126,8 @@ class ModelFault(BatonError):
 
 class ModelTransient(ModelFault):
     """Will pass. `retry_after_s`: how long the API asked us to wait, in seconds; None if it did not say. `throttled`:
-    it said so to everybody (429, 529), so that asking again from elsewhere would make it worse."""
+    it said so to everybody (429, 529), so that asking again from elsewhere would make it worse; `said` is its word for
+    it."""
 
     def __init__(
         self,
@@ -131,10 +136,12 @@ class ModelTransient(ModelFault):
         request_id: str | None = None,
         retry_after_s: float | None = None,
         throttled: bool = False,
+        said: str = "",
     ) -> None:
         super().__init__(message, request_id=request_id)
         self.retry_after_s = retry_after_s
         self.throttled = throttled
+        self.said = said
 
 
 class ModelConfig(ModelFault):
@@ -168,6 +175,20 @@ class DrainRequested(StopRunning):
     def __init__(self, why: str, *, abandoned: bool = False) -> None:
         super().__init__(why)
         self.abandoned = abandoned
+
+
+class Interrupted(StopRunning):
+    """An interruptible tool ended early because it was asked to, and declares that the call did nothing which must not
+    happen again. Raised by `ToolContext.stop_if_asked`. `undone`: the call, once it is known that no earlier run of it
+    may have done something either."""
+
+    def __init__(self, why: str, *, undone: Any = None) -> None:
+        super().__init__(why)
+        self.undone = undone
+
+
+class DeadlinePassed(StopRunning):
+    """The task's time is over."""
 
 
 class MustWait(StopRunning):

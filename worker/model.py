@@ -12,7 +12,9 @@ plus one if a stream brings a kind of delta that only the non-streaming form can
 from __future__ import annotations
 
 import gc
+import hashlib
 import os
+import threading
 from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
@@ -26,6 +28,7 @@ from worker.model_call import Call, Response
 from worker.model_client import make_client
 from worker.model_faults import translate, words
 from worker.settings import Settings, load_settings
+from worker.state.throttle import Endpoint
 
 __all__ = ["Claude", "Model", "Response", "preload", "translate"]
 
@@ -46,7 +49,7 @@ class Model(Protocol):
 
 
 class Claude(Model):
-    """The Messages API. The client is made in the process that uses it, and again after a fork."""
+    """The Messages API. The client is made in the process that uses it, and again after a fork; threads share it."""
 
     def __init__(
         self,
@@ -64,6 +67,7 @@ class Claude(Model):
         self._transport = transport
         self._client: anthropic.Anthropic | None = None
         self._client_pid = 0
+        self._connecting = threading.Lock()
 
     def respond(
         self, request: dict[str, Any], messages: Sequence[dict[str, Any]], *, watch: Callable[[], None]
@@ -75,6 +79,16 @@ class Claude(Model):
             return call.run(client)
         finally:
             model_net.watching.reset(token)
+
+    def endpoint(self, request: dict[str, Any]) -> Endpoint:
+        """What this request shares its rate limits with: base URL, key and model. Raises ModelConfig."""
+        client, model = self._connected(), str(request["model"])
+        # A key set by ANTHROPIC_CUSTOM_HEADERS stands in the headers, too. So do versions, which must not count:
+        # workers in the middle of a deploy still share the limit.
+        headers = {name.lower(): str(value) for name, value in client.default_headers.items()}
+        keys = [headers.get(name, "") for name in ("authorization", "x-api-key")]
+        digest = hashlib.sha256("\n".join([str(client.base_url), *keys, model]).encode()).hexdigest()[:16]
+        return Endpoint(digest, client.base_url.host, words(model))
 
     def close(self) -> None:
         """Close idle connections. Nothing needs it at the end of a process; tests do."""
@@ -89,14 +103,15 @@ class Claude(Model):
         self.close()
 
     def _connected(self) -> anthropic.Anthropic:
-        # A client that made a request before fork() shares its connection with the parent: answers get mixed up.
-        if self._client is None or self._client_pid != os.getpid():
-            try:
-                self._client = make_client(self._settings, self._api_key, self._base_url, self._transport)
-            except (anthropic.AnthropicError, OSError, ValueError, httpx2.InvalidURL) as error:
-                raise ModelConfig(f"No client for the model can be made: {words(error)}") from None
-            self._client_pid = os.getpid()
-        return self._client
+        with self._connecting:
+            # One that made a request before fork() shares its connection with the parent: answers get mixed up.
+            if self._client is None or self._client_pid != os.getpid():
+                try:
+                    self._client = make_client(self._settings, self._api_key, self._base_url, self._transport)
+                except (anthropic.AnthropicError, OSError, ValueError, httpx2.InvalidURL) as error:
+                    raise ModelConfig(f"No client for the model can be made: {words(error)}") from None
+                self._client_pid = os.getpid()
+            return self._client
 
 
 def preload() -> None:

@@ -14,7 +14,7 @@ from tenacity import RetryCallState, Retrying, retry_if_exception
 from worker.clock import Clock
 from worker.errors import ModelPermanent, ModelTransient
 from worker.model_client import CONNECT_TIMEOUT_S
-from worker.model_faults import api_fault, translate, words
+from worker.model_faults import api_fault, resume_after_s, translate, words
 from worker.model_stream import Accumulator, UnknownDelta, loads
 from worker.settings import Settings
 
@@ -36,6 +36,7 @@ class Response:
     request_id: str | None
     tries: int
     stop_details: dict[str, Any] | None = None
+    resume_after_s: float | None = None  # this answer used up a limit, which is free again then
 
     @property
     def total_tokens(self) -> int:
@@ -75,7 +76,11 @@ class Call:
         except ModelTransient as fault:
             tries = f" (after {self.tries} tries)" if self.tries > 1 else ""
             raise ModelTransient(
-                f"{fault}{tries}", request_id=fault.request_id, retry_after_s=fault.retry_after_s
+                f"{fault}{tries}",
+                request_id=fault.request_id,
+                retry_after_s=fault.retry_after_s,
+                throttled=fault.throttled,
+                said=fault.said,
             ) from None
 
     def beat(self) -> None:
@@ -163,10 +168,12 @@ class Call:
             request_id=request_id,
             tries=self.tries,
             stop_details=message.get("stop_details"),
+            resume_after_s=resume_after_s(headers),
         )
 
     def _may_pass(self, error: BaseException) -> bool:
-        return isinstance(error, ModelTransient)
+        # What was said to everybody is for the gate of them all (worker.throttle) to wait out, and for no worker.
+        return isinstance(error, ModelTransient) and not error.throttled
 
     def _wait_s(self, state: RetryCallState) -> float:
         longest = self.settings.model_wait_max_s

@@ -12,6 +12,7 @@ from worker.errors import ModelConfig
 from worker.settings import Settings
 
 CONNECT_TIMEOUT_S = 10
+CONNECTIONS_MIN, KEPT_CONNECTIONS = 1000, 100  # the SDK's own limits
 
 
 def make_client(
@@ -30,7 +31,7 @@ def make_client(
         del os.environ["ANTHROPIC_BASE_URL"]
     _check_base_url(base_url or os.environ.get("ANTHROPIC_BASE_URL"))
     timeout = httpx2.Timeout(connect=CONNECT_TIMEOUT_S, read=settings.model_read_timeout_s, write=60, pool=30)
-    http = _http_client(timeout, transport)
+    http = _http_client(timeout, transport, settings.concurrency)
     try:
         client = anthropic.Anthropic(
             api_key=api_key, base_url=base_url or None, max_retries=0, timeout=timeout, http_client=http
@@ -45,10 +46,12 @@ def make_client(
     return client
 
 
-def _http_client(timeout: httpx2.Timeout, transport: httpx2.BaseTransport | None) -> httpx2.Client:
+def _http_client(timeout: httpx2.Timeout, transport: httpx2.BaseTransport | None, calls_max: int) -> httpx2.Client:
+    """`calls_max`: so many may wait for their answers at once, each on a connection of its own."""
     if transport is not None:
         return httpx2.Client(transport=transport, timeout=timeout)
-    http = anthropic.DefaultHttpxClient(timeout=timeout)
+    limits = httpx2.Limits(max_connections=max(calls_max, CONNECTIONS_MIN), max_keepalive_connections=KEPT_CONNECTIONS)
+    http = anthropic.DefaultHttpxClient(timeout=timeout, limits=limits)
     model_net.install(http)
     return http
 

@@ -33,6 +33,11 @@ _CONFIG_CODES = {
 _OWN_SPEND_LIMIT = "You have reached your specified"
 
 
+# Said to everybody who shares the key, not to this request alone: asking again from elsewhere makes it worse.
+THROTTLED = frozenset({429, 529})
+_THROTTLED_TYPES = frozenset({"rate_limit_error", "overloaded_error"})
+LIMITS = ("requests", "tokens", "input-tokens", "output-tokens")
+
 RETRY_AFTER_MAX_S = 30 * 86_400.0  # longer is no answer of the API, and would overflow somewhere later
 
 
@@ -75,7 +80,14 @@ def api_fault(status: int, body: object, headers: Mapping[str, str]) -> ModelFau
     text = _sentence(status, kind if isinstance(kind, str) else None, message, request_id)
     match _class_of(status, kind, code, message, headers):
         case "transient":
-            return ModelTransient(text, request_id=request_id, retry_after_s=retry_after_s(headers))
+            throttled = status in THROTTLED or (status == 200 and kind in _THROTTLED_TYPES)
+            return ModelTransient(
+                text,
+                request_id=request_id,
+                retry_after_s=_asked_wait_s(headers, throttled),
+                throttled=throttled,
+                said=str(kind if status == 200 else status) if throttled else "",
+            )
         case "config":
             return ModelConfig(text, request_id=request_id)
     if status == 413 or "too long" in message:
@@ -92,6 +104,18 @@ def retry_after_s(headers: Mapping[str, str]) -> float | None:
         # Against the server's own clock where it tells it: ours may be off by more than the wait.
         seconds = (until - (_date(headers.get("date")) or datetime.now(UTC))).total_seconds()
     return None if seconds is None else min(max(0.0, seconds), RETRY_AFTER_MAX_S)
+
+
+def resume_after_s(headers: Mapping[str, str]) -> float | None:
+    """How long until a limit is free again that this answer has used up, as the `anthropic-ratelimit-…` headers tell
+    it, 0 to RETRY_AFTER_MAX_S; None if no limit is used up."""
+    waits = []
+    for limit in LIMITS:
+        left, reset = (headers.get(f"anthropic-ratelimit-{limit}-{what}") for what in ("remaining", "reset"))
+        until = _timestamp(reset)
+        if _number(left) == 0 and until is not None:
+            waits.append((until - (_date(headers.get("date")) or datetime.now(UTC))).total_seconds())
+    return min(max(waits), RETRY_AFTER_MAX_S) if waits and max(waits) > 0 else None
 
 
 def words(value: object) -> str:
@@ -181,6 +205,20 @@ def _sentence(status: int, kind: str | None, message: str, request_id: str | Non
         what = f"The API answered {status} {words(kind)}"
     said = f": {message}" if message else "."
     return what + said + (f" (request {words(request_id)})" if request_id else "")
+
+
+def _asked_wait_s(headers: Mapping[str, str], throttled: bool) -> float | None:
+    asked = retry_after_s(headers)
+    return resume_after_s(headers) if asked is None and throttled else asked
+
+
+def _timestamp(value: str | None) -> datetime | None:
+    """RFC 3339, always with its zone."""
+    try:
+        date = datetime.fromisoformat(value) if value else None
+    except ValueError:
+        return None
+    return date if date is not None and date.tzinfo else None
 
 
 def _number(value: str | None) -> float | None:

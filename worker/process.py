@@ -46,6 +46,12 @@ def is_gone(owner: dict[str, Any]) -> bool:
     return found[0] in _GONE_STATES or found[1] != started
 
 
+def is_child(owner: dict[str, Any], pid: int) -> bool:
+    """Is this the process `pid` of this host? For its parent, who knows that the number has not been used again: it has
+    not reaped it yet, or just now."""
+    return owner.get("pid") == pid and this_host().items() <= owner.items()
+
+
 def signal_on_parents_death(number: signal.Signals) -> None:
     """Get this signal when the thread that forked this process ends, also over an exec. Only Linux can do this."""
     if sys.platform == "linux":

@@ -40,6 +40,10 @@ class Settings(BaseModel):
     model_call_max_s: float = Field(1800, gt=0, description="longest single model call")
     park_max_s: float = Field(600, gt=0, description="longest pause of a parked task between two looks")
 
+    ramp_step_s: float = Field(
+        1, ge=0.01, le=60, description="after an API's wait 1, 2, 4, … tasks may ask it in each step of so long"
+    )
+
     tools: str = Field("", description="modules with tools, comma separated; `worker.tools.builtin` is always there")
     workspace: Path = Field(Path("workspace"), description="the directory the built-in tools may touch")
     result_max_bytes: int = Field(100_000, ge=256, description="longest tool result given to the model")
@@ -57,7 +61,20 @@ class Settings(BaseModel):
     verify_settle_s: float = Field(
         30, ge=0, description="`verify` is asked again so long after a crash before a call is run once more"
     )
+    stuck: str = Field(
+        "park",
+        pattern=r"^(off|warn|park)$",
+        description="what becomes of a task without progress: `off`, `warn`, `park`",
+    )
+    stuck_repeats: int = Field(
+        10, ge=2, description="warn after so many turns with the same calls and results; park after twice as many"
+    )
+    stuck_s: float = Field(
+        3600, gt=0, description="warn when a running task saved nothing for so long; park after twice as long"
+    )
     allow_eviction: bool = Field(False, description="run on a Redis whose maxmemory-policy may drop keys of tasks")
+    concurrency: int = Field(50, ge=1, le=5_000, description="tasks that one ThreadWorker runs at once")
+    drain_grace_s: float = Field(20, gt=0, description="a worker that is told to end is gone after so long")
     sweep_period_s: float = Field(1, gt=0, description="pause between two sweeps")
     redeliver_grace_ms: int = Field(
         3_000, ge=100, description="a queued task whose job was missing for so long is delivered again"

@@ -10,6 +10,7 @@ import logging
 import signal
 import threading
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
@@ -30,6 +31,7 @@ from worker.state.views import Views
 log = logging.getLogger(__name__)
 
 BATCH = 500
+EARLY_MIN_S = 0.02  # between two looks for what is due, however close together that is
 
 
 @dataclass
@@ -69,13 +71,15 @@ class Sweeper:
         self.settings = settings
         self.proofs = Proofs(store.client)
         self._place = 0
+        self._more_due = False
+        self._woken_until_ms = 0
 
     def sweep_once(self) -> SweepReport:
         """One pass. Raises RedisUnavailable or StorageRefused; trouble with a single task goes into the report."""
         report = SweepReport()
         try:
             now = self.views.now_ms()
-            for step in (self._recover, self._redeliver, self._wake, self._prune):
+            for step in (self._recover, self._redeliver, self._wake, self._offer, self._prune):
                 try:
                     step(report, now)
                 except redis.ResponseError as error:  # full, read-only, a damaged index: the other steps may do
@@ -85,6 +89,45 @@ class Sweeper:
         except redis.ResponseError as error:  # busy with a script, no permission: not even the time is to be had
             raise StorageRefused(f"Redis refuses: {error}") from error
         return report
+
+    def wake_due(self) -> list[str]:
+        """Wake what is due, and nothing else. Raises RedisUnavailable or StorageRefused."""
+        report = SweepReport()
+        try:
+            self._wake(report, self.views.now_ms())
+        except (redis.ConnectionError, redis.TimeoutError) as error:
+            raise RedisUnavailable(f"no answer from Redis: {error}") from error
+        except redis.ResponseError as error:
+            raise StorageRefused(f"Redis refuses: {error}") from error
+        return report.woken
+
+    def next_due_s(self) -> float | None:
+        """Until the next parked task is due, in seconds; None if no time is set, or it is not to be known. One that was
+        due the last time and could not be woken is left to the next sweep."""
+        if self._more_due:
+            return 0.0
+        try:
+            now, parked = self.views.now_ms(), self.store.keys.index("parked")
+            found = self.views.client.zrangebyscore(
+                parked, f"({self._woken_until_ms}", "(+inf", start=0, num=1, withscores=True
+            )
+        except redis.RedisError:
+            return None
+        return None if not found else (found[0][1] - now) / 1000
+
+    def rest(self, over: threading.Event, seconds: float) -> None:
+        """The pause between two sweeps, in which a parked task is woken when its time comes: the places of a ramp are
+        closer together than sweeps should be."""
+        end = self.store.clock.monotonic() + seconds
+        while not over.is_set() and (left := end - self.store.clock.monotonic()) > 0:
+            due = self.next_due_s()
+            if due is None or due >= left:
+                over.wait(left)
+                return
+            over.wait(min(left, max(due, EARLY_MIN_S)))
+            with suppress(BatonError):  # the next sweep will say it
+                for task_id in self.wake_due():
+                    log.info("woken %s", task_id)
 
     def _recover(self, report: SweepReport, now: int) -> None:
         found = list(self.proofs.of(list(self.views.running(BATCH)), now))
@@ -116,6 +159,12 @@ class Sweeper:
         for task_id in self.views.due("parked", now, BATCH):
             if self._try(report, task_id, partial(self.store.wake, task_id, due_only=True)):
                 report.woken.append(task_id)
+        self._more_due, self._woken_until_ms = len(report.woken) == BATCH, now
+
+    def _offer(self, report: SweepReport, now: int) -> None:
+        """Free places of concurrency keys, and room in budgets, to tasks that wait for them."""
+        report.woken += self._try(report, "places of concurrency keys", self.store.offer_places) or []
+        report.woken += self._try(report, "budgets", self.store.offer_budgets) or []
 
     def _prune(self, report: SweepReport, now: int) -> None:
         before = now - self.settings.retention_s * 1000
@@ -169,5 +218,5 @@ def run_forever(settings: Settings) -> None:
                 if line not in told:  # a task that stays damaged is not news in every sweep
                     log.info("%s", line)
             told = lines
-        over.wait(settings.sweep_period_s)
+        sweeper.rest(over, settings.sweep_period_s)
     event(log, "sweeper-stopped")

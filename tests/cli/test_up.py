@@ -100,7 +100,7 @@ def test_the_table_says_what_runs_where(local: Stack) -> None:
     for part in (local.url, ".baton/valkey", f"http://127.0.0.1:{local.dashboard_port}", "enqueue-task", "1 x rq"):
         assert part in shown
     assert "ANTHROPIC_API_KEY is not set" in shown
-    up.expect("worker     | ")
+    up.expect("worker-0   | ")
 
 
 def test_a_killed_worker_is_replaced_and_its_peer_is_left_alone(local: Stack) -> None:
@@ -114,7 +114,7 @@ def test_a_killed_worker_is_replaced_and_its_peer_is_left_alone(local: Stack) ->
         timeout=WORKERS_START_MAX_S,
     )
     assert peer in replaced
-    up.expect("terminated by SIGKILL")
+    up.expect("terminated by SIGKILL: starting another")
 
 
 def test_a_killed_server_comes_back_with_its_data_and_the_workers_work_again(local: Stack) -> None:

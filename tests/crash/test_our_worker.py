@@ -18,6 +18,7 @@ from tests.support.waiting import wait_until
 pytestmark = [pytest.mark.server, pytest.mark.fleet, pytest.mark.crash, pytest.mark.timeout(240)]
 
 FORKING = ("-w", "worker.fleet.ForkWorker")
+GRACE_S = 4.0
 EVERY_SECOND = ("--job-monitoring-interval", "1")
 
 
@@ -106,6 +107,28 @@ def test_a_hand_on_that_finds_no_redis_is_left_to_a_sweeper_and_the_worker_stays
     assert outcome.ran == {"append": 1}
     assert fleet.ended(fleet.enqueue("short", "crowded"), sweeping=True).problems() == []
     worker.assert_running()
+
+
+def test_a_drain_while_redis_hangs_is_over_within_the_grace_and_the_task_goes_on_later(
+    own: tuple[Fleet, OwnServer],
+) -> None:
+    """RQ waits for an answer for minutes. What nobody could write down is recovered as from a crash."""
+    fleet, server = own
+    worker = listening(ours(fleet, "hung", BATON_DRAIN_GRACE_S=str(GRACE_S)))
+    task_id, horse = held(fleet, "hung")
+    server.hang()
+    try:
+        began = time.monotonic()
+        worker.signal(signal.SIGTERM)
+        worker.wait()
+        assert time.monotonic() - began < GRACE_S + 1
+        wait_until(lambda: not alive(horse), "its horse to end with it")
+    finally:
+        server.go_on()
+    listening(ours(fleet, "hung"))
+    outcome = fleet.ended(task_id, sweeping=True)
+    assert outcome.problems() == []
+    assert (outcome.ran, outcome.results[0][1]) == ({"append": 1}, True)
 
 
 @pytest.mark.parametrize(

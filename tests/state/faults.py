@@ -76,6 +76,7 @@ Mishap = Fault | Blow
 # Commands that Baton or RQ writes with.
 NEEDS_ROOM = frozenset({"HINCRBY", "HSET", "LPUSH", "RPUSH", "SADD", "SET", "XADD", "ZADD"})
 WRITES = NEEDS_ROOM | {
+    "SREM",
     "DEL", "EXPIRE", "HDEL", "LREM", "PERSIST", "PEXPIRE", "PEXPIREAT", "ZREM", "ZREMRANGEBYSCORE",
 }  # fmt: skip
 

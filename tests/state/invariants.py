@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from tests.state.fair_share import check_budgets, check_places
 from tests.state.kit import indexes_of, status
 from worker.state.keys import INDEXES
 from worker.state.standing import text
@@ -14,9 +15,11 @@ def check_invariants(store: Store) -> None:
     prefix = keys.task("")
     on_lists = {job for name in client.scan_iter("rq:queue:*") for job in client.lrange(name, 0, -1)}
     standing = {*map(keys.index, INDEXES), keys.counters(), keys.feed(), keys.missing(), "rq:queues"}
+    standing |= {keys.slots_wanted(), keys.budgets(), keys.budget_waiting()}
+    lasting = (keys.slots(""), keys.slots_waiting(""), keys.budget(""))  # checked below
     for raw in client.scan_iter(count=1000):
         key, ttl = text(raw), client.pttl(raw)
-        if key in standing or key.startswith("rq:queue:"):
+        if key in standing or key.startswith(("rq:queue:", *lasting)):
             continue
         if key.startswith(prefix) and not key.endswith(":lock"):
             _check_ttl_of_task_key(store, key.removeprefix(prefix).partition(":")[0], key, ttl)
@@ -28,6 +31,8 @@ def check_invariants(store: Store) -> None:
         for member in client.zrange(keys.index(name), 0, -1):
             where = status(store, text(member)).listed_in
             assert where == name, f"{member!r} is {where} and listed as {name}"
+    check_places(store)
+    check_budgets(store)
 
 
 def _check_ttl_of_task_key(store: Store, task_id: str, key: str, ttl: int) -> None:

@@ -48,6 +48,18 @@ def test_three_crashes_in_a_row_make_a_task_dead(store: Store) -> None:
     assert jobs(store.client) == []
 
 
+def test_whoever_finds_a_holder_dead_whose_worker_was_to_end_counts_no_crash_and_only_for_that_holder(
+    store: Store,
+) -> None:
+    """The worker ends a work-horse that does not let go; a sweeper may see it dead before its parent does."""
+    holder = at_a(store)
+    store.expect_end(T, holder.fence)
+    assert (crash(store), number(store, "crashes"), number(store, "handOvers")) == (Status.QUEUED, 0, 1)
+    claim(store)
+    store.expect_end(T, holder.fence)  # too late: it is another's
+    assert (crash(store), number(store, "crashes"), number(store, "handOvers")) == (Status.QUEUED, 1, 1)
+
+
 def test_control_a_completed_turn_starts_the_count_anew(store: Store) -> None:
     at_a(store)
     crash(store)

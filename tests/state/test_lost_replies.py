@@ -71,6 +71,7 @@ VERBS: dict[str, Verb] = {
     "create": (lambda s: None, lambda s, _: s.create(new_task())),
     "create with a dedupe key": (lambda s: None, lambda s, _: s.create(new_task(dedupe_key="k"))),
     "create with a delay": (lambda s: None, lambda s, _: s.create(new_task(delay_ms=9))),
+    "create many": (lambda s: None, lambda s, _: s.create_many([new_task(), new_task("t2", dedupe_key="k")])),
     "claim": (queued, lambda s, _: s.claim(T, 1, OWNER)),
     "cancel queued": (queued, lambda s, _: s.cancel(T, by="ann")),
     "cancel running": (at_a, lambda s, _: s.cancel(T, by="ann")),

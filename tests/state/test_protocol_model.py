@@ -19,7 +19,7 @@ from tests.support import model_world
 from tests.support.model_machine import Protocol
 from worker.errors import BatonError
 from worker.state import guards
-from worker.state import store as verbs
+from worker.state import slots as verbs
 from worker.state.store import Store
 from worker.state.transact import connect
 from worker.state.writes import Writes
@@ -102,7 +102,7 @@ def no_marker(patch: pytest.MonkeyPatch) -> None:
 
 def no_new_epoch(patch: pytest.MonkeyPatch) -> None:
     """Taking a task away leaves its holder's fence as it is."""
-    patch.setattr(Writes, "revoke", lambda self, pipe, task_id, epoch: pipe.delete(self.keys.lock(task_id)))
+    patch.setattr(Writes, "revoke", lambda self, pipe, task_id, epoch, at: pipe.delete(self.keys.lock(task_id)))
 
 
 def claims_for_everybody(patch: pytest.MonkeyPatch) -> None:

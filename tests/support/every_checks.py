@@ -25,6 +25,7 @@ from worker.tools.base import MAY_HAVE_HAPPENED
 AGAIN = frozenset({"look", "put"})  # tools that may run again
 NEVER = frozenset({"nothing"})  # a tool there is not
 TOKENS = 15  # of one answer of the script
+ESTIMATE_MAX = 1_500  # of any call in a story
 
 
 @dataclass(frozen=True)
@@ -79,6 +80,7 @@ def check(fleet: Fleet, clean: Outcome) -> None:
     _check_end(fleet, now, clean)
     check_calls(fleet, now)
     _check_conversation(fleet, now, clean)
+    _check_budget(fleet, now, clean)
     check_invariants(Store(Still(fleet.observer), fleet.store.writes.dispatcher))  # type: ignore[arg-type]
     if isinstance(point.mishap, Fault) and not point.for_s:
         _check_unharmed(now, clean)
@@ -158,6 +160,16 @@ def _check_conversation(fleet: Fleet, now: Outcome, clean: Outcome) -> None:
     elif now.task.status is Status.SUCCEEDED is clean.task.status:
         assert len(now.documents) == len(clean.documents), "messages too many or too few"
         assert now.turns == clean.turns or not clean.kept_all, f"{now.turns} turns instead of {clean.turns}"
+
+
+def _check_budget(fleet: Fleet, now: Outcome, clean: Outcome) -> None:
+    """Each answer is charged once, and at most one call more for each attempt that was lost, at its estimate."""
+    for one in fleet.store.list_budgets():
+        charged = one.used - TOKENS * now.turns
+        lost = now.task.attempts - clean.task.attempts + (fleet.point.mishap is Blow.ROLLED_BACK)
+        assert one.reserved == 0, f"{one.reserved} tokens are still reserved"
+        assert 0 <= charged <= lost * ESTIMATE_MAX, f"{charged} tokens charged for {lost} lost attempts"
+        assert charged == 0 or charged > TOKENS, f"{charged} tokens charged, which is no estimate"
 
 
 def _check_unharmed(now: Outcome, clean: Outcome) -> None:

@@ -43,11 +43,17 @@ for _, key in ipairs(redis.call('KEYS', '*')) do
   local kind, value = redis.call('TYPE', key).ok, {}
   if kind == 'list' then value = redis.call('LRANGE', key, 0, -1) end
   if kind == 'zset' then value = redis.call('ZRANGE', key, 0, -1) end
-  if kind == 'hash' then value = {redis.call('HGET', key, 'status')} end
+  if kind == 'set' then value = redis.call('SMEMBERS', key) end
+  if kind == 'hash' then
+    value = redis.call('HMGET', key, 'status', 'concurrencyKey', 'budgetOpen', 'born', 'reserved')
+  end
   found[#found + 1] = {key, redis.call('PTTL', key), redis.call('PEXPIRETIME', key), value}
 end
 return found
 """
+
+
+_FIELDS = ("status", "concurrencyKey", "budgetOpen", "born", "reserved")
 
 
 class Still:
@@ -82,8 +88,14 @@ class Still:
     def zscore(self, key: str, member: str) -> float | None:
         return 0.0 if member.encode() in self._value(key) else None
 
+    def smembers(self, key: str | bytes) -> set[bytes]:
+        return set(self._value(key if isinstance(key, str) else key.decode()))
+
+    def sismember(self, key: str, member: str) -> bool:
+        return member.encode() in self.smembers(key)
+
     def hget(self, key: str, name: str) -> bytes | None:
-        return next(iter(self._value(key)), None)
+        return dict(zip(_FIELDS, self._value(key), strict=False)).get(name)
 
 
 class Memory:

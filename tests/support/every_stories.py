@@ -11,6 +11,7 @@ from tests.support.agents import T, World
 from tests.support.every_fleet import Fleet
 from tests.support.every_time import WORK_S
 from tests.support.script import calls, say, use
+from worker.dispatch import open_store
 from worker.errors import ModelTransient
 from worker.settings import Settings, load_settings
 from worker.state.ledger import Resolution
@@ -157,6 +158,12 @@ def _killed_thrice(fleet: Fleet) -> list[Any]:
     return [[kill, kill, kill, say()]]
 
 
+def _under_budget(fleet: Fleet) -> list[Any]:
+    open_store(fleet.settings, fleet.observer).set_budget("tag=a", 1_000_000, 0)
+    return [calls(use("send", 1, line="a")), say()]
+
+
+BUDGETED = "under a budget, with one place"
 MIXED = [use("look", 1, line="a"), use("put", 2, line="b"), use("send", 3, line="c"), use("post", 4, line="d")]
 TWO_SENT = calls(use("send", 1, line="a"), use("send", 2, line="b"))
 PAUSED = calls(use("send", 1, line="a"), stop="pause_turn")
@@ -190,4 +197,5 @@ STORIES = [
     Story("asked for later", _always(say()), asks={"delay_ms": 5_000, "dedupe_key": "k"}),
     Story("recovered by hand", _always(TWO_SENT, say()), _killed, _recover),
     Story("delivered again by hand", _always(say()), people=_redeliver),
+    Story(BUDGETED, _under_budget, asks={"tags": ("a",), "concurrency_key": "k", "concurrency": 1}),
 ]

@@ -33,8 +33,13 @@ SCRIPTS: dict[str, list[dict[str, Any]]] = {
     "spawns": [{"calls": [{"name": "spawn", "input": {"text": "line"}}]}, DONE],
     "leaves": [{"calls": [{"name": "background", "input": {"text": "line"}}]}, DONE],
     "many": [*map(_round, range(1, 9)), DONE],
+    "ten": [*map(_round, range(1, 11)), DONE],
+    "hangs": [{"calls": [APPEND]}, {**DONE, "fault": {"kind": "hang"}}],
+    "ponders": [{"calls": [{"name": "ponder", "input": {"text": "it"}}]}, DONE],
     "slow": [{"calls": [APPEND]}, {**DONE, "delay_s": 2.5}],
     "poison": [{"calls": [{"name": "explode", "input": {"name": "bomb"}}]}, DONE],
+    "told": [{**DONE, "fault": {"status": 429, "headers": {"retry-after": "2"}, "message": "slow down"}}],
+    "asks": [DONE],
     "once-refused": [{**DONE, "fault": {"status": 400, "message": "not today"}}],
     "refused": [{"fault": {"status": 400, "message": "this request is not to the API's taste", "times": 99}}],
 }

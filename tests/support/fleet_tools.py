@@ -58,6 +58,18 @@ def append(text: str, context: ToolContext, hold: bool = False, takes_s: float =
     return f"appended {text}"
 
 
+@tool(interruptible=True)  # a side effect, once it has pondered
+def ponder(text: str, context: ToolContext) -> str:
+    """Think until the gate of the task is open, then append a line."""
+    _ran("ponder", text, context)
+    until = time.monotonic() + WAIT_MAX_S
+    while not gate_of(context.workspace, context.task_id).exists() and time.monotonic() < until:
+        context.stop_if_asked()
+        time.sleep(0.02)
+    _ran("append", text, context)
+    return f"appended {text}"
+
+
 def _paid(item: str, context: ToolContext) -> Verdict:
     """Asks the world, as a payment provider is asked by the idempotency key."""
     for line in json_lines(context.workspace / EFFECTS):

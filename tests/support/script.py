@@ -19,6 +19,7 @@ class Answer:
     request_id: str | None = "req_1"
     tries: int = 1
     stop_details: dict[str, Any] | None = None
+    resume_after_s: float | None = None
 
     @property
     def total_tokens(self) -> int:

@@ -38,8 +38,20 @@ def line(kind: str, **data: Any) -> str:
         ),
         ("parked", {"reason": "no key", "wakeAtMs": 1_030_000}, "put aside for 30 s: no key"),
         ("parked", {"reason": "ask me", "wakeAtMs": None}, "put aside until a person decides: ask me"),
+        (
+            "parked",
+            {"reason": "waits for one of the 5 places of k", "wakeAtMs": 1_600_000, "waitsFor": "slot:k"},
+            "put aside until it is its turn: waits for one of the 5 places of k",
+        ),
         ("woken", {"delivery": 2}, "its time has come; queued again"),
         ("handed-over", {"delivery": 2, "why": "drain"}, "handed over to another worker: drain"),
+        (
+            "handed-over",
+            {"delivery": 2, "why": "drain", "abandoned": True},
+            "handed over to another worker: drain (a model call was given up for it)",
+        ),
+        ("handed-over", {"delivery": 2, "proof": "its horse"}, "handed over to another worker: its horse"),
+        ("handed-over", {"proof": "stopped in RQ"}, "let go of: stopped in RQ"),
         (
             "recovered",
             {"proof": "its process 123 on host is gone", "crashes": 1, "epoch": 1, "delivery": 2},

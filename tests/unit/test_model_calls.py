@@ -16,34 +16,56 @@ from tests.support.waiting import wait_until
 from worker.errors import CancelRequested, LeaseLost, ModelPermanent, ModelTransient
 from worker.model import Claude
 
-OVERLOADED = {"status": 529, "message": "Overloaded"}
+BROKEN = {"status": 500, "type": "api_error", "message": "Internal"}
 
 
 def scripted(*faults, **turn):
     return ScriptedModel({"turns": [{"text": "made it", "faults": list(faults), **turn}]})
 
 
-def test_an_overload_that_passes_is_waited_out_and_the_waits_grow():
+def test_a_fault_that_passes_is_waited_out_and_the_waits_grow():
     clock = RecordingClock()
-    with scripted({**OVERLOADED, "times": 3}) as model, claude(model.url, clock) as client:
+    with scripted({**BROKEN, "times": 3}) as model, claude(model.url, clock) as client:
         answer = client.respond(request(), HELLO, watch=go_on)
         assert (answer.text, answer.tries, len(model.requests)) == ("made it", 4, 4)
     assert 0.5 + 1 + 2 <= sum(clock.slept) <= 1 + 2 + 4
     assert max(clock.slept) <= 0.5
 
 
-def test_an_overload_that_stays_is_given_back_to_be_parked_after_the_documented_tries():
-    with scripted({**OVERLOADED, "times": 99}) as model, claude(model.url) as client:
-        with pytest.raises(ModelTransient, match=r"529 overloaded_error: Overloaded .*after 4 tries"):
+def test_a_fault_that_stays_is_given_back_to_be_parked_after_the_documented_tries():
+    with scripted({**BROKEN, "times": 99}) as model, claude(model.url) as client:
+        with pytest.raises(ModelTransient, match=r"500 api_error: Internal .*after 4 tries") as caught:
             client.respond(request(), HELLO, watch=go_on)
         assert len(model.requests) == 4
+    assert not caught.value.throttled
+
+
+@pytest.mark.parametrize(
+    ("fault", "said", "asked_s"),
+    [
+        ({"status": 429, "headers": {"retry-after": "3"}}, "429", 3),
+        ({"status": 529, "message": "Overloaded"}, "529", None),
+        ({"kind": "sse_error"}, "overloaded_error", None),
+        ({"kind": "sse_error", "type": "rate_limit_error"}, "rate_limit_error", None),
+    ],
+    ids=["429", "529", "overloaded-in-the-stream", "limit-in-the-stream"],
+)
+def test_what_the_api_says_to_everybody_is_given_back_at_once_and_tried_by_nobody(fault, said, asked_s):
+    """Each of a hundred tasks that tries on its own makes it worse for the others."""
+    clock = RecordingClock()
+    with scripted({**fault, "times": 9}) as model, claude(model.url, clock) as client:
+        with pytest.raises(ModelTransient) as caught:
+            client.respond(request(), HELLO, watch=go_on)
+        assert len(model.requests) == 1
+    assert (caught.value.throttled, caught.value.said, caught.value.retry_after_s) == (True, said, asked_s)
+    assert clock.slept == []
 
 
 @pytest.mark.parametrize(
     ("kind", "stop"),
     [
         *(("hang", None), ("hang", 3), ("reset", None), ("reset", 3), ("truncate", None)),
-        *(("early_end", None), ("sse_error", None), ("html", None)),
+        *(("early_end", None), ("html", None)),
     ],
 )
 def test_each_kind_of_broken_transport_is_tried_as_often_as_documented(kind, stop):
@@ -55,7 +77,7 @@ def test_each_kind_of_broken_transport_is_tried_as_often_as_documented(kind, sto
         assert len(model.requests) == 2
 
 
-@pytest.mark.parametrize("kind", ["hang", "reset", "truncate", "early_end", "sse_error", "html"])
+@pytest.mark.parametrize("kind", ["hang", "reset", "truncate", "early_end", "html"])
 def test_each_kind_of_broken_transport_is_survived(kind):
     with scripted({"kind": kind}) as model, claude(model.url, model_read_timeout_s=0.15) as client:
         assert client.respond(request(), HELLO, watch=go_on).tries == 2
@@ -79,7 +101,7 @@ def test_a_refused_request_is_sent_once():
 )
 def test_a_wait_the_api_asks_for_is_kept(headers):
     clock = RecordingClock()
-    answers = [httpx2.Response(429, headers=headers), httpx2.Response(200, json=message())]
+    answers = [httpx2.Response(503, headers=headers), httpx2.Response(200, json=message())]
     client = mocked(lambda _: answers.pop(0))
     client._clock = clock
     with client:
@@ -90,7 +112,7 @@ def test_a_wait_the_api_asks_for_is_kept(headers):
 def test_a_wait_too_long_to_hold_a_task_through_is_handed_to_the_caller_at_once():
     clock = RecordingClock()
     headers = {"retry-after": "3600"}
-    with scripted({"status": 429, "headers": headers, "times": 9}) as model, claude(model.url, clock) as client:
+    with scripted({"status": 503, "headers": headers, "times": 9}) as model, claude(model.url, clock) as client:
         with pytest.raises(ModelTransient) as caught:
             client.respond(request(), HELLO, watch=go_on)
         assert len(model.requests) == 1
@@ -100,14 +122,14 @@ def test_a_wait_too_long_to_hold_a_task_through_is_handed_to_the_caller_at_once(
 
 def test_no_wait_at_all_is_a_setting_too():
     clock = RecordingClock()
-    with scripted({**OVERLOADED, "times": 3}) as model, claude(model.url, clock, model_wait_max_s=0) as client:
+    with scripted({**BROKEN, "times": 3}) as model, claude(model.url, clock, model_wait_max_s=0) as client:
         assert client.respond(request(), HELLO, watch=go_on).tries == 4
     assert clock.slept == []
 
 
 def test_a_call_has_a_deadline_that_waiting_does_not_cross():
     clock = RecordingClock()
-    with scripted({**OVERLOADED, "times": 99}) as model:
+    with scripted({**BROKEN, "times": 99}) as model:
         client = claude(model.url, clock, model_tries_max=20, model_call_max_s=10)
         with client, pytest.raises(ModelTransient):
             client.respond(request(), HELLO, watch=go_on)
@@ -178,7 +200,7 @@ def test_watch_is_asked_at_every_event_pings_included():
 def test_watch_abandons_a_wait_within_half_a_second():
     clock = RecordingClock()
     watch = Watch(CancelRequested(), at=4)  # before the try, then every half second of the wait
-    with scripted({"status": 429, "headers": {"retry-after": "30"}}) as model, claude(model.url, clock) as client:
+    with scripted({"status": 503, "headers": {"retry-after": "30"}}) as model, claude(model.url, clock) as client:
         with pytest.raises(CancelRequested):
             client.respond(request(), HELLO, watch=watch)
         assert len(model.requests) == 1

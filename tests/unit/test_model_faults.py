@@ -13,7 +13,7 @@ import pytest
 from tests.support.model import HELLO, events_of, go_on, message, mocked, request, stream
 from worker.errors import CancelRequested, ModelConfig, ModelPermanent, ModelTransient
 from worker.model import translate
-from worker.model_faults import RETRY_AFTER_MAX_S, WORDS_MAX, api_fault, retry_after_s, words
+from worker.model_faults import RETRY_AFTER_MAX_S, WORDS_MAX, api_fault, resume_after_s, retry_after_s, words
 
 SECRET = "sk-ant-secret-000"
 
@@ -67,7 +67,9 @@ def test_each_status_is_sorted_and_only_the_transient_is_asked_again(status, bod
     with mocked(answers, model_tries_max=3) as client, pytest.raises(expected) as caught:
         client.respond(request(), HELLO, watch=go_on)
     assert type(caught.value) is expected
-    assert len(requests) == (3 if expected is ModelTransient else 1)
+    to_everybody = status in (429, 529) and expected is ModelTransient  # waited out by the gate of all tasks
+    assert len(requests) == (3 if expected is ModelTransient and not to_everybody else 1)
+    assert getattr(caught.value, "throttled", False) == to_everybody
     assert caught.value.request_id == "req_7"
     assert str(status) in str(caught.value)
     assert "req_7" in str(caught.value)
@@ -111,7 +113,7 @@ SSE = {"content-type": "text/event-stream"}
         lambda: httpx2.Response(200, headers=JSON, text="{}"),
         lambda: httpx2.Response(200, json=message(stop_reason=None)),
         lambda: httpx2.Response(200, json=message(content="text")),
-        lambda: httpx2.Response(200, json=error("overloaded_error")),
+        lambda: httpx2.Response(200, json=error("api_error")),
         lambda: httpx2.Response(200, headers=SSE, text=""),
         lambda: httpx2.Response(200, headers=SSE, text="event: message_start\ndata: {\n\n"),
         lambda: httpx2.Response(200, headers=SSE, text="event: error\ndata: oops\n\n"),
@@ -272,6 +274,21 @@ def test_the_apis_words_are_capped_one_line_and_without_a_key():
 )
 def test_retry_after_is_read_in_all_its_forms(headers, expected):
     assert retry_after_s(headers) == expected
+
+
+def test_a_limit_that_is_used_up_is_read_from_the_headers_of_an_answer():
+    date = {"date": "Wed, 21 Oct 2026 07:28:00 GMT"}
+
+    def limit(name, left, reset):
+        return {f"anthropic-ratelimit-{name}-remaining": left, f"anthropic-ratelimit-{name}-reset": reset}
+
+    used, later = limit("requests", "0", "2026-10-21T07:28:05Z"), limit("output-tokens", "0", "2026-10-21T07:28:09Z")
+    assert resume_after_s(date | used) == 5
+    assert resume_after_s(date | used | later) == 9
+    for free in ({}, limit("requests", "1", "2026-10-21T07:28:05Z"), limit("tokens", "0", "2026-10-21T07:27:00Z"),
+                 limit("tokens", "0", "soon"), limit("tokens", "", "2026-10-21T07:28:05Z")):  # fmt: skip
+        assert resume_after_s(date | free) is None
+    assert api_fault(429, error("rate_limit_error"), date | used).retry_after_s == 5, "it names no other time"
 
 
 @pytest.mark.parametrize("value", ["1e300", "864000000"])

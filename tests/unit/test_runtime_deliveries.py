@@ -165,7 +165,7 @@ def test_a_stale_job_that_a_person_requeued_does_nothing() -> None:
 def test_the_job_that_rq_stores_runs_the_task_with_the_processes_settings(monkeypatch: pytest.MonkeyPatch) -> None:
     bench = started(say("hello"))
     runtime = bench.runtime()
-    monkeypatch.setattr("worker.runtime.Runtime", lambda settings: runtime)
+    monkeypatch.setattr("worker.runtime.Runtime", lambda settings, **options: runtime)
     assert jobs.run_task(T, 1) == "succeeded"
 
 

@@ -226,7 +226,7 @@ def test_the_sdk_meets_a_missing_key_as_at_the_api():
 
 def test_every_request_is_logged_before_it_is_answered(tmp_path):
     log = tmp_path / "requests.jsonl"
-    script = {"turns": [{"calls": [{"name": "a"}], "fault": {"status": 529}}, {"text": "b"}]}
+    script = {"turns": [{"calls": [{"name": "a"}], "fault": {"status": 500}}, {"text": "b"}]}
     with ScriptedModel(script, log=log) as model, claude(model.url) as client:
         first = client.respond(request(), HELLO, watch=go_on)
         result = {"type": "tool_result", "tool_use_id": first.content[0]["id"], "content": "x"}
@@ -234,7 +234,7 @@ def test_every_request_is_logged_before_it_is_answered(tmp_path):
         client.respond(request(), grown, watch=go_on)
         lines = [json.loads(line) for line in log.read_text().splitlines()]
         assert [line["body"] for line in lines] == model.requests
-    assert [(line["status"], line["fault"]) for line in lines] == [(529, "529"), (200, None), (200, None)]
+    assert [(line["status"], line["fault"]) for line in lines] == [(500, "500"), (200, None), (200, None)]
     assert lines[0]["response"] is None
     assert lines[1]["response"]["content"] == first.content
     assert check_log(lines) == []

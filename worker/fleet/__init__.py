@@ -6,5 +6,6 @@ ThreadWorker    many tasks in one process
 
 from worker.fleet.fork import ForkWorker
 from worker.fleet.start import preload
+from worker.fleet.thread import ThreadWorker
 
-__all__ = ["ForkWorker", "preload"]
+__all__ = ["ForkWorker", "ThreadWorker", "preload"]

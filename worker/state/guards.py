@@ -8,7 +8,7 @@
 from __future__ import annotations
 
 import secrets
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
@@ -17,6 +17,7 @@ from redis.client import Pipeline
 
 from worker.clock import Clock, SystemClock
 from worker.errors import CancelRequested
+from worker.state.budget import Budget, Open, Purse, read_budgets
 from worker.state.keys import Keys
 from worker.state.lease import Holder
 from worker.state.server import InfoProbe, ServerProbe, require_fit
@@ -55,6 +56,7 @@ class Guards:
         self.clock = clock or SystemClock()
         self.probe = probe or InfoProbe()
         self.writes = Writes(self.keys, dispatcher, self.policy.retention_s)
+        self.purse = Purse(self.keys)
 
     def require_fit(self, *, force: bool = False) -> None:
         """Raises ServerUnfit if this server would lose tasks; `force` allows one that may evict keys."""
@@ -98,9 +100,11 @@ class Guards:
         return transact(self.client, self.clock, [*own, *watch], commands, decide_on, patience_s=self.policy.patience_s)
 
     def _commit(
-        self, holder: Holder, queue: Callable[[Pipeline, int, list[Any]], None], *, reads: Commands = ()
-    ) -> None:
-        """`queue` gets the pipe, the server's time in ms and the answers to `reads`. Raises LeaseLost."""
+        self, holder: Holder, queue: Callable[[Pipeline, int, list[Any]], None], *,
+        reads: Commands = (), heard: Callable[[list[Any]], None] | None = None,
+    ) -> None:  # fmt: skip
+        """`queue` gets the pipe, the server's time in ms and the answers to `reads`; `heard` EXEC's answers, unless
+        they were lost. Raises LeaseLost."""
         checkpoint, epoch = self.keys.checkpoint(holder.task_id), self.keys.epoch(holder.task_id)
         with holder.writing:
             number = holder.seq + 1
@@ -126,7 +130,7 @@ class Guards:
                     queue(pipe, now, rest)
                     pipe.hset(checkpoint, mapping={"seq": number, "commit": stamp})
 
-                return Write(queue_all, None)
+                return Write(queue_all, None, heard)
 
             own: Commands = [
                 ("GET", epoch),
@@ -135,80 +139,61 @@ class Guards:
                 ("TIME",),
             ]
             self._transact_as(holder, [epoch, checkpoint], [*own, *reads], decide)
-            holder.seq = number
+            holder.seq, holder.progressed_at = number, self.clock.monotonic()
 
     def _release(self, holder: Holder, queue: Callable[[Pipeline, Standing], None], *, even_if_cancelled: bool) -> None:
         """End the ownership. A cancel that nobody has acted on yet comes first: raises CancelRequested."""
         reads = standing_reads(self.keys, holder.task_id)
         own = (self.keys.task(holder.task_id), self.keys.epoch(holder.task_id), self.keys.control(holder.task_id))
+        scopes, known = tuple(holder.open.scopes) if holder.open else (), len(reads)
+        place = ""
 
-        def decide(replies: list[Any]) -> Decision[None]:
-            at = read_standing(replies, self.clock)
+        def decide(replies: list[Any]) -> Decision[Open | None]:
+            nonlocal place
+            at = read_standing(replies[:known], self.clock)
+            place = at.concurrency_key
             if at.released == holder.fence:
                 return Settled(None)
             self._require_fence(holder, at.fence)
             if at.cancel is not None and not even_if_cancelled:
                 raise CancelRequested(at.cancel)
+            open_ = Open.load(at.budget_open)
+            if open_ is not None and not set(open_.scopes) <= set(scopes):
+                return Settled(open_)  # Redis has forgotten that it was settled
 
             def queue_all(pipe: Pipeline) -> None:
-                self.writes.revoke(pipe, holder.task_id, holder.epoch)
+                self.writes.revoke(pipe, holder.task_id, holder.epoch, at)
                 pipe.hset(self.keys.task(holder.task_id), "released", holder.fence)
+                if open_ is not None:
+                    self._settle(pipe, holder, open_, read_budgets(scopes, replies[known:], at.now_ms))
                 queue(pipe, at)
 
             return Write(queue_all, None)
 
         with holder.writing:
-            self._transact_as(holder, own, reads, decide)
+            while unknown := self._transact_as(holder, own, [*reads, *self.purse.reads(scopes)], decide):
+                scopes = tuple(unknown.scopes)  # nobody else changes it
             holder.released = True
             holder.lose("released")
+        self._freed(place)
 
-    def _renew(self, holder: Holder, *, with_index: bool) -> None:
-        """Bound to the fence, like a commit; moves no `seq`, so that it never conflicts with one."""
-        sent_at, ttl, beat = self.clock.monotonic(), self.policy.lease_ttl_ms, [""]
-        lock, epoch = self.keys.lock(holder.task_id), self.keys.epoch(holder.task_id)
+    def _settle(self, pipe: Pipeline, holder: Holder, open_: Open, budgets: Mapping[str, Budget]) -> None:
+        """What was reserved and not used goes back; unless the call has begun: now, in a process that is gone, or
+        before Redis forgot that it had been settled."""
+        begun = holder.calling or open_.epoch != holder.epoch or holder.open is None
+        self.purse.close(pipe, holder.task_id, open_, budgets, open_.amount if begun else 0)
 
-        def decide(replies: list[Any]) -> Decision[None]:
-            fence, cancel, locked, time, *connection = replies
-            self._require_fence(holder, text(fence))
-            if cancel is not None:
-                holder.ask_to_cancel(text(cancel))
-            found = self.probe.connection(connection)
-            beat[0] = f"{holder.epoch}:{found}" if found else ""
-
-            def queue(pipe: Pipeline) -> None:
-                if locked:
-                    pipe.pexpire(lock, ttl)
-                else:  # lapsed or evicted, and nobody has taken the task: it is still ours
-                    pipe.set(lock, holder.fence, px=ttl)
-                if with_index:
-                    pipe.zadd(self.keys.index("running"), {holder.task_id: self.clock.server_ms(time) + ttl})
-                    if beat[0] != holder.beat:
-                        pipe.hset(self.keys.task(holder.task_id), "beat", beat[0])
-                elif beat[0] != holder.beat:  # a full server still forgets: better no number than an old one
-                    pipe.hdel(self.keys.task(holder.task_id), "beat")
-
-            return Write(queue, None)
-
-        # The lock is watched here, and only here: one that lapses before the EXEC must be set, not prolonged.
-        asked = self.probe.connection_commands
-        cancel = ("HGET", self.keys.control(holder.task_id), "cancel")
-        reads: Commands = [("GET", epoch), cancel, ("EXISTS", lock), ("TIME",), *asked]
-        transact(
-            self.client, self.clock, [epoch, lock], reads, decide,
-            patience_s=0, before_each=holder.check, optional=len(asked),
-        )  # fmt: skip
-        if with_index or beat[0] != holder.beat:
-            holder.beat = beat[0] if with_index else ""
-        holder.confirm(sent_at)
+    def _freed(self, concurrency_key: str) -> None:
+        """A task with this key has just stopped running."""
 
     def _holder(self, task_id: str, fence: str, delivery: int, attempt: int) -> Holder:
         ttl_s, margin_s = self.policy.lease_ttl_ms / 1000, self.policy.lease_margin_ms / 1000
         return Holder(task_id, fence, delivery, attempt, self.clock, ttl_s, margin_s)
 
     def _transact_as(
-        self, holder: Holder, watch: Sequence[str], reads: Commands, decide: Callable[[list[Any]], Decision[None]]
-    ) -> None:
-        transact(
+        self, holder: Holder, watch: Sequence[str], reads: Commands, decide: Callable[[list[Any]], Decision[T]]
+    ) -> T:
+        return transact(
             self.client, self.clock, watch, reads, decide,
             patience_s=self.policy.holder_patience_s, before_each=holder.check,
         )  # fmt: skip

@@ -72,9 +72,56 @@ class Keys:
         """zset: `task:delivery` → when a sweep first missed it on its RQ list, ms; written by sweepers only."""
         return f"{self.prefix}:missing"
 
+    def slots(self, key: str) -> str:
+        """set: ids of the running tasks that hold a place of a concurrency key; written in the EXEC that gives or ends
+        the ownership, by sweepers for tasks that vanished. No ttl: gone with its last member."""
+        return f"{self.prefix}:slots:{key}"
+
+    def slots_waiting(self, key: str) -> str:
+        """zset: task id → when it first wanted a place of the key, ms; written by claim and cancel, and by sweepers. No
+        ttl: gone with its last member."""
+        return f"{self.prefix}:slots-waiting:{key}"
+
+    def slots_wanted(self) -> str:
+        """set: concurrency keys that tasks may be waiting for; written by claim and by sweepers. No ttl: an index."""
+        return f"{self.prefix}:slots-wanted"
+
+    def budget(self, scope: str) -> str:
+        """hash: limit, periodMs, born, reserved and `used:{window}` of a budget, in tokens; written by people, and in
+        the commits that reserve and settle. Lives until a person clears it."""
+        return f"{self.prefix}:budget:{scope}"
+
+    def budgets(self) -> str:
+        """set: scopes that have a budget; written by people. No ttl: an index."""
+        return f"{self.prefix}:budgets"
+
+    def budget_waiting(self) -> str:
+        """zset: task id → since when it waits for a budget, ms (which one says its `waitsFor`); written by park, and by
+        those who look through it. No ttl: an index."""
+        return f"{self.prefix}:budget-waiting"
+
     def dedupe(self, key: str) -> str:
         """string: id of the task that was accepted under a dedupe key; ttl = retention time; written by create."""
         return f"{self.prefix}:dedupe:{key}"
+
+    def api(self, digest: str) -> str:
+        """hash: until when an API asked all of us to wait, and how we come back after that; written by who was told.
+        Ends by itself, soon after everybody may ask again."""
+        return f"{self.prefix}:api:{digest}"
+
+    def api_places(self, digest: str) -> str:
+        """string: how many have drawn a place in the line behind an `api` record; written by them. Begins and ends
+        with the record, and is not part of it, so that those who draw do not disturb who writes it under WATCH."""
+        return f"{self.prefix}:api:{digest}:places"
+
+    def apis(self) -> str:
+        """zset: digest of each `api` record → when it ends, ms; written with it. Ends 31 days after the last one."""
+        return f"{self.prefix}:apis"
+
+    def quiet(self) -> str:
+        """set: names of RQ workers that are to take no more tasks; written by `baton workers`, which also takes out
+        those that are gone, and by a worker that begins or ends. No ttl."""
+        return f"{self.prefix}:quiet"
 
     def counters(self) -> str:
         """hash: fleet totals since the beginning. No ttl."""

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 
 from worker.clock import Clock
 from worker.errors import CancelRequested, LeaseLost
+from worker.state.budget import Open
 
 
 def new_token() -> str:
@@ -29,6 +30,10 @@ class Holder:
 
     `check()` is the holder's own bound: it trusts its lease only as long as a renewal it *sent* less than
     the lease's ttl (less a margin) ago was answered, by its own monotonic clock.
+
+    Of the budgets it knows: `scopes_all`, every scope its task is in; `scopes`, those with a budget, as last seen;
+    `open`, what is reserved under its task's name; `granted`, that this is for its next call; `calling`, that the call
+    has begun, so that it may have to be paid for.
     """
 
     task_id: str
@@ -42,14 +47,30 @@ class Holder:
     cancel: str | None = None
     beat: str = ""  # the connection that keeps the lease, as it was last written down; the heartbeat's own
     released: bool = False  # let go of by ourselves
+    scopes_all: tuple[str, ...] = ()
+    scopes: tuple[str, ...] = ()
+    open: Open | None = None
+    granted: bool = False
+    calling: bool = False
     stop: threading.Event = field(default_factory=threading.Event)
     writing: threading.Lock = field(default_factory=threading.Lock)
     _lost: str | None = None
     _confirmed: float = 0.0
+    # By its own clock: the claim or the latest commit, and the one of these that was warned of (worker.stuck).
+    progressed_at: float = field(init=False, repr=False)
+    warned_of: float | None = field(default=None, repr=False)
+
+    def __post_init__(self) -> None:
+        self.progressed_at = self.clock.monotonic()
 
     @property
     def epoch(self) -> int:
         return epoch_number(self.fence)
+
+    @property
+    def covered(self) -> bool:
+        """The next model call may begin, as far as budgets are concerned."""
+        return self.granted if self.scopes else True
 
     def confirm(self, sent_at: float) -> None:
         """A renewal sent at `sent_at` (monotonic seconds) was answered."""

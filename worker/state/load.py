@@ -9,6 +9,7 @@ from typing import Any, TypeVar
 import redis
 
 from worker.errors import CheckpointDamaged
+from worker.state.budget import Open, scopes_of
 from worker.state.checkpoint import Checkpoint, read_checkpoint
 from worker.state.codec import decode
 from worker.state.keys import Keys, call_field, lapsed_field, resolution_field
@@ -34,7 +35,8 @@ class Calls:
 class Loaded:
     """`request` and `checkpoint` are None before the first `begin`. `markers_trusted`: Redis lost nothing since A, so
     that a missing marker proves something (with nothing pending there is nothing to prove). `history_whole`: nor
-    anything else since, as far as can be told."""
+    anything else since, as far as can be told. `deadline_at`: the task's deadline by the holder's own clock; None: it
+    has none."""
 
     task: Task
     request: dict[str, Any] | None
@@ -42,11 +44,12 @@ class Loaded:
     calls: Calls
     markers_trusted: bool
     history_whole: bool = True
+    deadline_at: float | None = None
 
 
 def load(client: redis.Redis, keys: Keys, probe: ServerProbe, holder: Holder) -> Loaded:
     """Read the task as its holder. Raises CheckpointDamaged or CheckpointTooNew, RedisUnavailable or StorageRefused;
-    writes nothing but `holder.seq`."""
+    writes nothing but what the holder has to know: `seq`, and of budgets."""
 
     def read() -> Loaded:
         return _load(client, keys, probe, holder)
@@ -58,17 +61,21 @@ def load(client: redis.Redis, keys: Keys, probe: ServerProbe, holder: Holder) ->
 def _load(client: redis.Redis, keys: Keys, probe: ServerProbe, holder: Holder) -> Loaded:
     task_id = holder.task_id
     try:
-        raw_task, raw_checkpoint, documents, run_id = _fetch(client, keys, probe, task_id)
+        asked_at = holder.clock.monotonic()  # before the server looks at its clock: rather a moment too early
+        raw_task, raw_checkpoint, documents, budgets, time, run_id = _fetch(client, keys, probe, task_id)
         task = Task.read(task_id, raw_task)
         request = None if task.request is None else _request(task.request)
     except redis.ResponseError as error:
         raise _damage(error, "a key of the task is not what it should be") from None
     except (ValueError, KeyError, TypeError) as error:
         raise CheckpointDamaged(f"the task's own record is not readable: {error}") from None
+    _learn_budgets(holder, task, budgets)
+    left_s = None if task.deadline_ms is None else (task.deadline_ms - holder.clock.server_ms(time)) / 1000
+    deadline_at = None if left_s is None else asked_at + left_s
     if not raw_checkpoint and not documents:
         if request is not None:
             raise CheckpointDamaged("checkpoint lost: the task had begun, and nothing of its conversation is stored")
-        return Loaded(task, None, None, Calls(), markers_trusted=True)
+        return Loaded(task, None, None, Calls(), markers_trusted=True, deadline_at=deadline_at)
     checkpoint = read_checkpoint(raw_checkpoint, documents)
     if request is None:
         raise CheckpointDamaged("the frozen request is lost: the conversation cannot be continued as it was")
@@ -77,7 +84,13 @@ def _load(client: redis.Redis, keys: Keys, probe: ServerProbe, holder: Holder) -
     unchanged = checkpoint.server_run_id in ("", run_id)  # none is noted before the first answer
     whole = unchanged or probe.loses_nothing(client)
     sure = whole and bool(checkpoint.server_run_id)
-    return Loaded(task, request, checkpoint, calls, not checkpoint.pending or sure, whole)
+    return Loaded(task, request, checkpoint, calls, not checkpoint.pending or sure, whole, deadline_at)
+
+
+def _learn_budgets(holder: Holder, task: Task, budgets: set[bytes]) -> None:
+    holder.scopes_all = scopes_of(task.tags)
+    holder.scopes = tuple(scope for scope in holder.scopes_all if scope.encode() in budgets)
+    holder.open = Open.load(task.open_budget)
 
 
 def _request(raw: bytes) -> dict[str, Any]:
@@ -94,15 +107,17 @@ def _damage(error: redis.ResponseError, what: str) -> Exception:
 
 def _fetch(
     client: redis.Redis, keys: Keys, probe: ServerProbe, task_id: str
-) -> tuple[dict[bytes, bytes], dict[bytes, bytes], list[bytes], str]:
+) -> tuple[dict[bytes, bytes], dict[bytes, bytes], list[bytes], set[bytes], Any, str]:
     with client.pipeline(transaction=True) as pipe:
         pipe.hgetall(keys.task(task_id))
         pipe.hgetall(keys.checkpoint(task_id))
         pipe.lrange(keys.messages(task_id), 0, -1)
-        task, checkpoint, documents = pipe.execute()
+        pipe.smembers(keys.budgets())
+        pipe.time()
+        task, checkpoint, documents, budgets, time = pipe.execute()
     replies = [client.execute_command(*command) for command in probe.identity_commands]  # type: ignore[no-untyped-call]
     name = probe.identity(replies)
-    return task, checkpoint, documents, name
+    return task, checkpoint, documents, budgets, time, name
 
 
 def _calls(client: redis.Redis, keys: Keys, task_id: str, checkpoint: Checkpoint) -> Calls:

@@ -11,8 +11,9 @@ from worker.state.keys import Keys
 from worker.state.task import Status
 
 _FIELDS = (
-    "status", "delivery", "queue", "attempts", "crashes", "crashesInRow", "released", "retried", "nonce", "digest",
-    "change", "beat", "openCall",
+    "status", "queue", "delivery", "attempts", "crashes", "crashesInRow", "concurrency", "slotSinceMs", "deadlineMs",
+    "waitsFor", "budgetOpen", "concurrencyKey", "released", "retried", "nonce", "digest", "change", "beat", "openCall",
+    "leaving",
 )  # fmt: skip
 
 
@@ -34,6 +35,13 @@ class Standing:
     change: str
     beat: str
     open_call: str
+    leaving: str
+    waits_for: str
+    budget_open: str
+    concurrency_key: str
+    concurrency: int
+    slot_since_ms: int
+    deadline_ms: int | None
     fence: str
     locked: bool
     cancel: str | None
@@ -57,11 +65,12 @@ def standing_reads(keys: Keys, task_id: str) -> list[tuple[str, ...]]:
 
 
 def read_standing(replies: list[Any], clock: Clock) -> Standing:
-    (status, delivery, queue, attempts, crashes, in_row, *names), fence, locked, cancel, time = replies
-    released, retried, nonce, digest, change, beat, open_call = (text(name) for name in names)
+    (status, queue, *fields), fence, locked, cancel, time = replies
+    counts, names = fields[:7], (text(name) for name in fields[7:])
+    waits, budget, key, released, retried, nonce, digest, change, beat, open_call, leaving = names
     try:
         now = Status(text(status)) if status is not None else Status.QUEUED
-        numbers = [int(number or 0) for number in (delivery, attempts, crashes, in_row)]
+        numbers = [int(count or 0) for count in counts]
     except ValueError as error:
         raise CheckpointDamaged(f"the task's own record is not readable: {str(error)[:200]}") from None
     return Standing(
@@ -79,6 +88,13 @@ def read_standing(replies: list[Any], clock: Clock) -> Standing:
         change=change,
         beat=beat,
         open_call=open_call,
+        leaving=leaving,
+        waits_for=waits,
+        budget_open=budget,
+        concurrency_key=key,
+        concurrency=numbers[4],
+        slot_since_ms=numbers[5],
+        deadline_ms=numbers[6] or None,
         fence=text(fence),
         locked=bool(locked),
         cancel=None if cancel is None else text(cancel),
@@ -93,12 +109,13 @@ def text(raw: bytes | None) -> str:
 @dataclass(frozen=True)
 class Refused:
     """A claim that was not granted. No trouble: deliveries may be stale or doubled. `current`: it was the task's
-    latest delivery, and the task is not queued."""
+    latest delivery, and the task is not queued. `ended`: its deadline had passed, so that claim ended it."""
 
     why: str
     status: Status | None = None
     queue: str = ""
     current: bool = False
+    ended: bool = False
 
 
 def refusal(at: Standing, delivery: int) -> Refused | None:

@@ -2,18 +2,24 @@
 
     verb                                       from → to
     create                                     – → queued with its RQ job, in one EXEC (with a delay: parked)
-    claim                                      queued → running
+    claim                                      queued → running; → parked if all places of its key are taken;
+                                               → failed if its deadline has passed
+    reserve (tokens of budgets),
     begin, save_response (A), mark_started,
-    record_result, save_results (B), renew     running
+    record_result, save_results (B),
+    renew, renew_all                           running
     finish                                     running → succeeded, failed, cancelled
     park / wake                                running → parked / parked → queued
     hand_over                                  running → queued, at the front
+    expect_end                                 running, its worker is to end: its death will be a hand-over
     recover                                    running, holder proven gone → queued; dead after too many crashes;
                                                cancelled if a person asked for it
     redeliver                                  queued, delivery lost → queued
     cancel                                     queued, parked → cancelled; running → asked through control
     retry                                      failed, dead, cancelled → queued, by a person
     resolve                                    parked → queued, by a person who knows what became of a call
+
+Some stand in `asked`, `slots` (claim), `budgeted` and `renewal`, which this class is made of.
 
 Giving or taking ownership changes the epoch in the same EXEC, so a holder that slept wakes up fenced. A holder
 never watches its lock: the renewal would abort its own commit; ownership is the epoch, the lock's ttl only says
@@ -28,33 +34,23 @@ from typing import Any
 
 from redis.client import Pipeline
 
-from worker.errors import StorageRefused
-from worker.state.asked import Asked
+from worker.state.budget import Open, read_budgets
+from worker.state.budgeted import Budgets
 from worker.state.checkpoint import VERSION, Checkpoint, Message
 from worker.state.codec import encode
 from worker.state.keys import call_field, lapsed_field, resolution_field
-from worker.state.lease import Holder, epoch_number, new_token
+from worker.state.lease import Holder, epoch_number
 from worker.state.ledger import Call, Entry, Marker
-from worker.state.standing import Refused, Standing, refusal
+from worker.state.renewal import Renewal
+from worker.state.standing import Standing, text
 from worker.state.task import ParkNote, Status
-from worker.state.transact import Decision, Settled, Write
+from worker.state.transact import CONFLICTS_MAX, Decision, Settled, Write
 
 
-class Store(Asked):
+class Store(Budgets, Renewal):
     """The verbs. All raise RedisUnavailable or StorageRefused when Redis does not take part."""
 
     # -- by the sweeper --------------------------------------------------------------------------------------
-
-    def wake(self, task_id: str, *, due_only: bool = False) -> bool:
-        """Queue a parked task again; `due_only`: only if its time has come."""
-
-        def decide(at: Standing, extra: list[Any]) -> Decision[bool]:
-            if at.status is not Status.PARKED or (due_only and float(extra[0] or "inf") > at.now_ms):
-                return Settled(False)
-            number = at.delivery + 1
-            return Write(lambda pipe: self.writes.queue(pipe, task_id, number, at.queue, at.now_ms, "woken"), True)
-
-        return self._change(task_id, decide, reads=[("ZSCORE", self.keys.index("parked"), task_id)])
 
     def redeliver(self, task_id: str, delivery: int) -> bool:
         """Push a new wake-up, at the front, for a queued task whose delivery is on no list."""
@@ -78,59 +74,67 @@ class Store(Asked):
         """Take a task from a holder that is gone, and count the crash. `fence`: the holder that was proven gone; with
         `beat`, only its connection was, so it must still be the latest one, and in no side effect: that may be going
         on where nobody can see it. Without either the lock must have lapsed. `drained`: its worker ended it, in order
-        to end itself; that counts as a hand-over. Returns the new status, None if there was nothing to recover."""
+        to end itself; that counts as a hand-over, as it does after `expect_end`. Returns the new status, None if there was nothing to recover."""
 
-        def decide(at: Standing, extra: list[Any]) -> Decision[Status | None]:
+        reserved: tuple[str, ...] = ()  # in the budgets of these scopes; known once the task has been read
+        place = ""
+
+        def decide(at: Standing, extra: list[Any]) -> Decision[Status | Open | None]:
+            nonlocal place
             gone = not at.locked if fence is None else at.fence == fence
             if beat is not None:
                 gone = gone and at.beat == beat and not at.open_call
             if not at.exists or at.status is not Status.RUNNING or not gone:
                 return Settled(None)
-            crash = 0 if drained else 1
+            handed = drained or at.leaving == at.fence
+            crash = 0 if handed else 1
             crashes, in_row = at.crashes + crash, at.crashes_in_row + crash
-            spent = not drained and (in_row >= self.policy.crashes_in_row_max or crashes >= self.policy.crashes_max)
+            spent = not handed and (in_row >= self.policy.crashes_in_row_max or crashes >= self.policy.crashes_max)
             if beat is not None and spent:
                 return Settled(None)  # a cut is no reason to end a task: its holder may be well. The lease will tell
             status = Status.CANCELLED if at.cancel is not None else Status.DEAD if spent else Status.QUEUED
+            place, open_ = at.concurrency_key, Open.load(at.budget_open)
+            if open_ is not None and not set(open_.scopes) <= set(reserved):
+                return Settled(open_)
 
             def queue(pipe: Pipeline) -> None:
+                if open_ is not None:  # its call may have been answered, and must be paid for
+                    budgets = read_budgets(reserved, extra, at.now_ms)
+                    self.purse.close(pipe, task_id, open_, budgets, open_.amount)
                 if fence is None or beat is not None:  # its process may live on
                     pipe.hset(self.keys.started(task_id), lapsed_field(epoch_number(at.fence)), at.now_ms)
-                self.writes.recovered(pipe, task_id, at, status, crashes, in_row, proof, drained=drained)
+                self.writes.recovered(pipe, task_id, at, status, crashes, in_row, proof, drained=handed)
 
             return Write(queue, status)
 
-        return self._change(task_id, decide, watch=[self.keys.lock(task_id)])
+        outcome: Status | Open | None = None
+        for _ in range(CONFLICTS_MAX):
+            reads = self.purse.reads(reserved)
+            outcome = self._change(task_id, decide, watch=[self.keys.lock(task_id)], reads=reads)
+            if not isinstance(outcome, Open):
+                break
+            reserved = tuple(outcome.scopes)
+        assert not isinstance(outcome, Open)  # each round is another holder's
+        if outcome is not None:
+            self._freed(place)
+        return outcome
+
+    def expect_end(self, task_id: str, fence: str) -> None:
+        """This holder's worker is to end, and may have to end it: whoever finds it dead, and however, `recover` counts
+        a hand-over. Nothing happens if it has let go by now."""
+
+        def decide(at: Standing, extra: list[Any]) -> Decision[None]:
+            if at.status is not Status.RUNNING or at.fence != fence or at.leaving == fence:
+                return Settled(None)
+            return Write(lambda pipe: pipe.hset(self.keys.task(task_id), "leaving", fence), None)
+
+        self._change(task_id, decide)
 
     # -- by a runner -------------------------------------------------------------------------------------------
 
-    def claim(self, task_id: str, delivery: int, owner: dict[str, Any]) -> Holder | Refused:
-        """Take ownership for this delivery. `owner` is JSON for people and for the proof that its process is gone."""
-        token, sent_at = new_token(), self.clock.monotonic()
-
-        def decide(at: Standing, extra: list[Any]) -> Decision[Holder | Refused]:
-            if at.fence.endswith(f":{token}"):
-                return Settled(self._holder(task_id, at.fence, delivery, at.attempts))
-            if refused := refusal(at, delivery):
-                return Settled(refused)
-            fence, ttl = f"{epoch_number(at.fence) + 1}:{token}", self.policy.lease_ttl_ms
-            holder = self._holder(task_id, fence, delivery, at.attempts + 1)
-            return Write(lambda pipe: self.writes.owned(pipe, task_id, fence, ttl, at, encode(owner)), holder)
-
-        claimed = self._change(task_id, decide, watch=[self.keys.lock(task_id)])
-        if isinstance(claimed, Holder):
-            claimed.confirm(sent_at)
-        return claimed
-
-    def renew(self, holder: Holder) -> None:
-        """Prolong the lease, and learn of a cancel. Raises LeaseLost."""
-        try:
-            self._renew(holder, with_index=True)
-        except StorageRefused:  # a full server still grants PEXPIRE, and the lock is what counts
-            self._renew(holder, with_index=False)
-
-    def begin(self, holder: Holder, request: dict[str, Any], first: Message) -> None:
-        """Freeze the request's prefix and open the conversation; once per task."""
+    def begin(self, holder: Holder, request: dict[str, Any], first: Message, *, needs: int = 0) -> None:
+        """Freeze the request's prefix and open the conversation; once per task. `needs`: tokens to reserve, if a budget
+        applies, for the model call that follows (`holder.covered` tells whether that was done)."""
         empty = Checkpoint(messages=[first])
 
         def queue(pipe: Pipeline, now: int, rest: list[Any]) -> None:
@@ -138,18 +142,25 @@ class Store(Asked):
             pipe.hset(self.keys.checkpoint(holder.task_id), "version", VERSION)
             self.writes.step(pipe, holder.task_id, first, empty)
 
-        self._commit(holder, queue)
+        self._commit_and_reserve(holder, queue, needs, 0)
 
     def save_response(self, holder: Holder, message: Message | None, after: Checkpoint, **told: Any) -> None:
         """Point A. `after`: the checkpoint with the response in it; `message` None: counted, but not kept.
-        `told` goes into the event. Sets `after.server_run_id`: the server that holds this point A."""
+        `told` goes into the event; its `tokens` are charged in place of what was reserved for the call. Sets
+        `after.server_run_id`: the server that holds this point A."""
+        asked, open_ = self.probe.identity_commands, holder.open
+        scopes, spent = tuple(open_.scopes) if open_ else (), int(told.get("tokens", 0))
 
         def queue(pipe: Pipeline, now: int, rest: list[Any]) -> None:
-            after.server_run_id = self.probe.identity(rest)
+            after.server_run_id = self.probe.identity(rest[: len(asked)])
+            if open_ is not None:
+                budgets = read_budgets(scopes, rest[len(asked) :], now)
+                self.purse.close(pipe, holder.task_id, open_, budgets, spent)
             self.writes.step(pipe, holder.task_id, message, after)
             self.writes.tell(pipe, holder.task_id, "responded", now, turn=after.turns, **told)
 
-        self._commit(holder, queue, reads=self.probe.identity_commands)
+        self._commit(holder, queue, reads=[*asked, *self.purse.reads(scopes)])
+        holder.open, holder.granted, holder.calling = None, False, False
 
     def mark_started(self, holder: Holder, call: Call, effect: str = "side_effect") -> None:
         """The call may run from here on: before all but read-only ones. Ends a person's word about its last run."""
@@ -175,15 +186,17 @@ class Store(Asked):
 
         self._commit(holder, queue)
 
-    def save_results(self, holder: Holder, message: Message, after: Checkpoint, **told: Any) -> None:
-        """Point B: every call of the turn has its result, in one user message."""
+    def save_results(
+        self, holder: Holder, message: Message, after: Checkpoint, *, needs: int = 0, **told: Any
+    ) -> None:  # fmt: skip
+        """Point B: every call of the turn has its result, in one user message. `needs`: as in `begin`."""
 
         def queue(pipe: Pipeline, now: int, rest: list[Any]) -> None:
             self.writes.step(pipe, holder.task_id, message, after)
             pipe.hset(self.keys.task(holder.task_id), "crashesInRow", 0)
             self.writes.tell(pipe, holder.task_id, "answered", now, turn=after.turns, **told)
 
-        self._commit(holder, queue)
+        self._commit_and_reserve(holder, queue, needs, after.turns)
 
     def finish(self, holder: Holder, status: Status, *, reason: str, result: str = "", error: str = "") -> None:
         """The end of the task; exactly one such write can succeed."""
@@ -193,13 +206,31 @@ class Store(Asked):
 
         self._release(holder, queue, even_if_cancelled=True)
 
-    def park(self, holder: Holder, reason: str, *, wait_ms: int | None, note: ParkNote | None = None) -> None:
-        """Put the task aside, without a worker; `wait_ms` None waits for a person. Not a crash."""
+    def warn(self, holder: Holder, kind: str, **told: Any) -> None:
+        """An event for people. Bound to the fence like a renewal; told twice if the answer is lost."""
+        epoch = self.keys.epoch(holder.task_id)
+
+        def decide(replies: list[Any]) -> Decision[None]:
+            self._require_fence(holder, text(replies[0]))
+            now = self.clock.server_ms(replies[1])
+            return Write(lambda pipe: self.writes.tell(pipe, holder.task_id, kind, now, **told), None)
+
+        self._transact_as(holder, [epoch], [("GET", epoch), ("TIME",)], decide)
+
+    def park(
+        self, holder: Holder, reason: str, *, wait_ms: int | None, note: ParkNote | None = None, midway: bool = False
+    ) -> None:
+        """Put the task aside, without a worker; `wait_ms` None waits for a person. Not a crash. `midway`: as in
+        `hand_over`."""
 
         def queue(pipe: Pipeline, at: Standing) -> None:
             wake_at = None if wait_ms is None else at.now_ms + wait_ms
-            self.writes.noted_park(pipe, holder.task_id, note or ParkNote())
-            self.writes.park(pipe, holder.task_id, wake_at, at.now_ms, "parked", reason=reason)
+            self.writes.noted_park(pipe, holder.task_id, note or ParkNote(), at.now_ms)
+            if midway:
+                pipe.hset(self.keys.started(holder.task_id), lapsed_field(holder.epoch), at.now_ms)
+            self.writes.park(
+                pipe, holder.task_id, wake_at, at.now_ms, "parked", reason=reason, deadline=at.deadline_ms
+            )  # fmt: skip
 
         self._release(holder, queue, even_if_cancelled=False)
 

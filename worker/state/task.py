@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from enum import StrEnum
 from typing import Any
 
@@ -36,7 +37,9 @@ _ENDED = frozenset({Status.SUCCEEDED, Status.FAILED, Status.CANCELLED, Status.DE
 
 @dataclass(frozen=True)
 class NewTask:
-    """What a client asks for. `tools`: names the task may use, None = all. `delay_ms`: first run not before."""
+    """What a client asks for. `tools`: names the task may use, None = all. `delay_ms`: first run not before.
+    `deadline_ms`: over by then, counted from its acceptance. At most `concurrency` tasks of one `concurrency_key` run
+    at once; "" for a task that has none."""
 
     task_id: str
     text: str
@@ -49,11 +52,18 @@ class NewTask:
     tags: tuple[str, ...] = ()
     dedupe_key: str | None = None
     delay_ms: int = 0
+    deadline_ms: int | None = None
+    concurrency_key: str = ""
+    concurrency: int = 0
 
     def digest(self) -> str:
         """Names the request without its id: the same id with another digest is another request."""
-        asked = [self.text, self.queue, self.model, self.system, self.turns_max, self.tokens_max]
-        return digest([*asked, None if self.tools is None else list(self.tools), list(self.tags), self.delay_ms])
+        asked: list[Any] = [self.text, self.queue, self.model, self.system, self.turns_max, self.tokens_max]
+        asked += [None if self.tools is None else list(self.tools), list(self.tags), self.delay_ms]
+        # Only if asked for: a request without them has the digest that it always had.
+        asked += [] if self.deadline_ms is None else ["deadline", self.deadline_ms]
+        asked += ["concurrency", self.concurrency_key, self.concurrency] if self.concurrency_key else []
+        return digest(asked)
 
     def fields(self) -> dict[str, str | int | bytes]:
         """The hash fields that are written once."""
@@ -68,8 +78,20 @@ class NewTask:
             "tools": b"" if self.tools is None else encode(list(self.tools)),
             "tags": encode(list(self.tags)),
             "dedupeKey": self.dedupe_key or "",
+            "concurrencyKey": self.concurrency_key,
+            "concurrency": self.concurrency or "",
             "digest": self.digest(),
         }
+
+
+def too_late(deadline_ms: int) -> str:
+    """What is said of a task that ends because its deadline has passed."""
+    return f"deadline {utc(deadline_ms)} has passed (--deadline)"
+
+
+def utc(ms: float) -> str:
+    """A moment of the server's clock, for people."""
+    return f"{datetime.fromtimestamp(ms / 1000, UTC):%Y-%m-%d %H:%M:%S} UTC"
 
 
 @dataclass(frozen=True)
@@ -111,6 +133,7 @@ class Task:
     crashes: int
     crashes_in_row: int
     hand_overs: int
+    abandoned_calls: int  # model calls given up for a hand-over
     parks: int
     parked: ParkNote
     owner: dict[str, Any]
@@ -122,6 +145,10 @@ class Task:
     wake_at_ms: int | None
     finished_at_ms: int | None
     request: bytes | None
+    deadline_ms: int | None = None
+    concurrency_key: str = ""
+    concurrency: int = 0
+    open_budget: bytes = b""
 
     @classmethod
     def read(cls, task_id: str, raw: Mapping[bytes, bytes]) -> Task:
@@ -155,6 +182,7 @@ class Task:
             crashes=number("crashes"),
             crashes_in_row=number("crashesInRow"),
             hand_overs=number("handOvers"),
+            abandoned_calls=number("abandonedCalls"),
             parks=number("parks"),
             parked=ParkNote(
                 number("parkStreak"),
@@ -171,4 +199,8 @@ class Task:
             wake_at_ms=maybe("wakeAtMs"),
             finished_at_ms=maybe("finishedAtMs"),
             request=raw.get(b"request"),
+            deadline_ms=maybe("deadlineMs"),
+            concurrency_key=text("concurrencyKey"),
+            concurrency=number("concurrency"),
+            open_budget=raw.get(b"budgetOpen", b""),
         )

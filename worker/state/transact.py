@@ -40,10 +40,21 @@ class Settled(Generic[T]):
 
 @dataclass(frozen=True)
 class Write(Generic[T]):
-    """Queue these writes into the MULTI; `value` is the outcome once EXEC has applied them."""
+    """Queue these writes into the MULTI; `value` is the outcome once EXEC has applied them. `heard` gets EXEC's
+    answers, unless they were lost."""
 
     queue: Callable[[Pipeline], None]
     value: T
+    heard: Callable[[list[Any]], None] | None = None
+
+
+def queued(*command: str) -> Callable[[Pipeline], None]:
+    """For a Write of a single command."""
+
+    def queue(pipe: Pipeline) -> None:
+        pipe.execute_command(*command)  # type: ignore[no-untyped-call]
+
+    return queue
 
 
 Decision = Settled[T] | Write[T]
@@ -148,7 +159,9 @@ def _once(
             return decision.value
         pipe.multi()
         decision.queue(pipe)
-        pipe.execute()
+        answers = pipe.execute()
+        if decision.heard is not None:
+            decision.heard(answers)
         return decision.value
 
 

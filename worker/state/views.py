@@ -195,6 +195,15 @@ class Views:
             if text(status) not in _NOT_QUEUED
         ]
 
+    def waiting_for(self, what: str) -> list[str]:
+        """Parked tasks that wait for that, in a word (`api`, …)."""
+        ids = [text(member) for member in self.client.zrange(self.keys.index("parked"), 0, -1)]
+        with self.client.pipeline(transaction=False) as pipe:
+            for task_id in ids:
+                pipe.hget(self.keys.task(task_id), "waitsFor")
+            found = pipe.execute(raise_on_error=False)
+        return [task_id for task_id, word in zip(ids, found, strict=True) if word == what.encode()]
+
     def due(self, name: str, until_ms: float, limit: int) -> list[str]:
         """Members of an index whose time has come."""
         members = self.client.zrangebyscore(self.keys.index(name), "-inf", until_ms, start=0, num=limit)

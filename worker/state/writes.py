@@ -9,6 +9,7 @@ from typing import Any, Protocol
 from redis.client import Pipeline
 
 from worker.state import events
+from worker.state.budget import WAITS
 from worker.state.checkpoint import Checkpoint, Message, pending_document
 from worker.state.codec import encode
 from worker.state.keys import INDEXES, Keys, call_field, lapsed_field
@@ -48,20 +49,24 @@ class Writes:
         self.tell(pipe, task_id, kind, now, delivery=delivery, **data)
 
     def park(
-        self, pipe: Pipeline, task_id: str, wake_at: int | None, now: int, kind: str, *, reason: str, **data: Any
-    ) -> None:
-        """Status parked; `wake_at` None waits for a person."""
+        self, pipe: Pipeline, task_id: str, wake_at: int | None, now: int, kind: str,
+        *, reason: str, deadline: int | None = None, **data: Any,
+    ) -> None:  # fmt: skip
+        """Status parked; `wake_at` None waits for a person. Nobody waits longer than until the task's `deadline`."""
+        wake_at = min((at for at in (wake_at, deadline) if at is not None), default=None)
         score = float("inf") if wake_at is None else wake_at
         self.move(pipe, task_id, Status.PARKED, score, now, reason=reason, wakeAtMs=wake_at or "")
         self.tell(pipe, task_id, kind, now, reason=reason, wakeAtMs=wake_at, **data)
 
-    def noted_park(self, pipe: Pipeline, task_id: str, note: ParkNote) -> None:
+    def noted_park(self, pipe: Pipeline, task_id: str, note: ParkNote, now: int) -> None:
         task = self.keys.task(task_id)
         pipe.hincrby(task, "parks", 1)
         if not note.spends_attempt:
             pipe.hincrby(task, "attempts", -1)
         streak: dict[Any, Any] = {"parkStreak": note.streak, "parkedAtTurns": note.turns}
         pipe.hset(task, mapping={**streak, "waitsFor": note.waits_for, "parkTicket": note.ticket})
+        if note.waits_for.startswith(WAITS):
+            pipe.zadd(self.keys.budget_waiting(), {task_id: now})
 
     def end(
         self, pipe: Pipeline, task_id: str, status: Status, now: int,
@@ -75,10 +80,29 @@ class Writes:
         for key in self.keys.of_task(task_id):
             pipe.pexpireat(key, now + self.retention_s * 1000)
 
-    def revoke(self, pipe: Pipeline, task_id: str, epoch: int) -> None:
-        """Nobody owns the task: a new epoch without a token, and no lock."""
+    def revoke(self, pipe: Pipeline, task_id: str, epoch: int, at: Standing) -> None:
+        """Nobody owns the task: a new epoch without a token, no lock, and its place is free. The only way out of
+        running."""
         pipe.set(self.keys.epoch(task_id), f"{epoch + 1}:")
         pipe.delete(self.keys.lock(task_id))
+        if at.concurrency_key:
+            pipe.srem(self.keys.slots(at.concurrency_key), task_id)
+
+    def line_up(self, pipe: Pipeline, task_id: str, at: Standing, since: int, wake_at: int) -> None:
+        """Parked until one of the places of its key is free; `since` says whose turn is first."""
+        key, places = at.concurrency_key, at.concurrency
+        fields: dict[Any, Any] = {"waitsFor": f"slot:{key}", "slotSinceMs": since}
+        pipe.hset(self.keys.task(task_id), mapping=fields)
+        pipe.zadd(self.keys.slots_waiting(key), {task_id: since})
+        pipe.sadd(self.keys.slots_wanted(), key)
+        why = f"waits for {'the only place' if places == 1 else f'one of the {places} places'} of {key}"
+        self.park(
+            pipe, task_id, wake_at, at.now_ms, "parked", reason=why, deadline=at.deadline_ms, waitsFor=f"slot:{key}"
+        )  # fmt: skip
+
+    def leave_line(self, pipe: Pipeline, task_id: str, at: Standing) -> None:
+        if at.concurrency_key:
+            pipe.zrem(self.keys.slots_waiting(at.concurrency_key), task_id)
 
     def move(self, pipe: Pipeline, task_id: str, status: Status, score: float, now: int, **fields: Any) -> None:
         """Set the status and be listed in its index only."""
@@ -92,13 +116,16 @@ class Writes:
     # -- the longer ones of single verbs -------------------------------------------------------------------
 
     def new(self, pipe: Pipeline, new: NewTask, nonce: str, now: int) -> None:
-        fields: dict[Any, Any] = {**new.fields(), "nonce": nonce, "createdAtMs": now}
+        deadline = None if new.deadline_ms is None else now + new.deadline_ms
+        fields: dict[Any, Any] = {**new.fields(), "nonce": nonce, "createdAtMs": now, "deadlineMs": deadline or ""}
         pipe.hset(self.keys.task(new.task_id), mapping=fields)
         if new.dedupe_key:
             pipe.set(self.keys.dedupe(new.dedupe_key), new.task_id, px=self.retention_s * 1000)
         if new.delay_ms:
             wake_at = now + new.delay_ms
-            self.park(pipe, new.task_id, wake_at, now, "created", reason="waits for its start time")
+            self.park(
+                pipe, new.task_id, wake_at, now, "created", reason="waits for its start time", deadline=deadline
+            )  # fmt: skip
         else:
             self.queue(pipe, new.task_id, 1, new.queue, now, "created")
 
@@ -106,6 +133,10 @@ class Writes:
         pipe.set(self.keys.lock(task_id), fence, px=lease_ttl_ms)
         pipe.set(self.keys.epoch(task_id), fence)
         deadline = at.now_ms + lease_ttl_ms
+        if at.concurrency_key:
+            pipe.sadd(self.keys.slots(at.concurrency_key), task_id)
+            pipe.hset(self.keys.task(task_id), "slotSinceMs", at.slot_since_ms or at.now_ms)
+        self.leave_line(pipe, task_id, at)
         fields = {
             "attempts": at.attempts + 1,
             "owner": owner,
@@ -122,7 +153,7 @@ class Writes:
         *, drained: bool = False,
     ) -> None:  # fmt: skip
         epoch = epoch_number(at.fence)
-        self.revoke(pipe, task_id, epoch)
+        self.revoke(pipe, task_id, epoch, at)
         self.dispatcher.retire(pipe, task_id, at.delivery)
         pipe.hset(self.keys.task(task_id), mapping={"crashes": crashes, "crashesInRow": in_row})
         told: dict[str, Any] = {"proof": proof, "crashes": crashes, "epoch": epoch}

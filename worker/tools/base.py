@@ -51,6 +51,7 @@ class Tool:
         verify: Callable[..., Any] | None = None,
         on_unknown: OnUnknown = "report",
         result_max_bytes: int | None = None,
+        interruptible: bool = False,
     ) -> None:
         functools.update_wrapper(self, fn)
         _check_callable(fn)
@@ -64,6 +65,7 @@ class Tool:
         self.effect = effect
         self.on_unknown = on_unknown
         self.result_max_bytes = result_max_bytes
+        self.interruptible = interruptible
         self.verify = verify
         self._parameters = Parameters(fn, self.name)
         self.input_schema = self._parameters.schema
@@ -179,6 +181,7 @@ def tool(
     verify: Callable[..., Any] | None = ...,
     on_unknown: OnUnknown = ...,
     result_max_bytes: int | None = ...,
+    interruptible: bool = ...,
 ) -> Callable[[Callable[..., Any]], Tool]: ...
 
 
@@ -192,6 +195,7 @@ def tool(
     verify: Callable[..., Any] | None = None,
     on_unknown: OnUnknown = "report",
     result_max_bytes: int | None = None,
+    interruptible: bool = False,
 ) -> Tool | Callable[[Callable[..., Any]], Tool]:
     """Make a function, sync or async, a Tool. Works bare and with arguments.
 
@@ -201,6 +205,8 @@ def tool(
         names, and a ToolContext; returns a Verdict, or True, False, None.
     on_unknown: what to do when nobody can tell: "report" it to the model, or "hold" the task for a person.
     result_max_bytes: cap of this tool's results in UTF-8 bytes (≥ 64), instead of BATON_RESULT_MAX_BYTES.
+    interruptible: the tool looks at `context.cancelled`, or calls `context.stop_if_asked()`, so that a worker which
+        is to end need not wait for it. Others are waited for, up to BATON_DRAIN_GRACE_S.
 
     Raises ToolDefinitionError that names the function and what is wrong with it.
     """
@@ -221,6 +227,7 @@ def tool(
             verify=verify,
             on_unknown=on_unknown,
             result_max_bytes=result_max_bytes,
+            interruptible=interruptible,
         )
 
     return make if fn is None else make(fn)
