@@ -5,51 +5,16 @@ They are run in this process: a process of its own for each would take twenty ti
 
 from __future__ import annotations
 
-import json
-from pathlib import Path
-from typing import Any
-
 import pytest
 import redis
 
-from enqueue.cli import cli as enqueue
-from enqueue.command import run_command
-from ops.cli import cli as baton
 from tests.support.commands import Puppet
+from tests.support.here import Here
 from worker.errors import MustWait
 from worker.state.load import load
 from worker.state.task import ParkNote, Status
 
 pytestmark = pytest.mark.server
-
-
-class Here:
-    """Commands in this process."""
-
-    def __init__(self, capsys: pytest.CaptureFixture[str]) -> None:
-        self.capsys = capsys
-
-    def run(self, program: str, *argv: str, code: int = 0) -> str:
-        """What it printed: to stdout, or to stderr if it is to be refused."""
-        self.capsys.readouterr()
-        command = {"baton": baton, "enqueue-task": enqueue}[program]
-        got = run_command(command, program, list(argv))
-        printed = self.capsys.readouterr()
-        assert got == code, printed.err
-        return printed.err if code else printed.out or printed.err
-
-    def json(self, *argv: str) -> Any:
-        return json.loads(self.run(*argv, "--json"))
-
-
-@pytest.fixture
-def commands(
-    redis_url: str, redis_client: redis.Redis, tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-) -> Here:  # fmt: skip
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("BATON_REDIS_URL", redis_url)
-    return Here(capsys)
 
 
 def waits(client: redis.Redis, task_id: str, needs: int) -> Puppet:

@@ -9,6 +9,7 @@ import redis
 from rq import Queue
 from rq.exceptions import StopRequested
 
+from tests.support.waiting import wait_until
 from worker import drain
 from worker.dispatch import ENTRY_POINT
 from worker.fleet import ForkWorker
@@ -81,3 +82,26 @@ def test_any_other_worker_takes_it(worker: ForkWorker, redis_client: redis.Redis
     assert taken[0].id == "task-1"
     assert lists(redis_client) == ([b"task-2"], [b"task-1"])
     assert worker.baton_queue.held
+
+
+def test_a_worker_that_ends_does_not_wait_for_its_own_ear(worker: ForkWorker, monkeypatch: pytest.MonkeyPatch) -> None:
+    """RQ wakes the thread that listens for commands and only then tells it to end: asleep again, it cost a second."""
+    listens = [0]
+    get_message = redis.client.PubSub.get_message
+
+    def counted(*args: object, **options: object) -> object:
+        listens[0] += 1
+        return get_message(*args, **options)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(redis.client.PubSub, "get_message", counted)
+    worker.subscribe()  # type: ignore[no-untyped-call]
+    ear, unsubscribe = worker.pubsub_thread, worker.pubsub.unsubscribe
+    wait_until(lambda: listens[0] == 2, "it to listen, after the server's answer")
+
+    def woken() -> None:
+        unsubscribe()
+        wait_until(lambda: listens[0] == 3 or not ear.is_alive(), "it to wake up")
+
+    monkeypatch.setattr(worker.pubsub, "unsubscribe", woken)
+    worker.unsubscribe()
+    assert not ear.is_alive()

@@ -8,8 +8,8 @@ import pytest
 
 from tests.support.agents import Bench, T
 from worker.answers import NOT_EXECUTED, STATE_UNKNOWN, Answers, Held, idempotency_key, result_block
-from worker.errors import LeaseLost
 from worker.attempt import Attempt
+from worker.errors import LeaseLost
 from worker.state.codec import digest
 from worker.state.ledger import Call, Entry, Marker
 from worker.tools import Toolbox, ToolContext, ToolResult, Verdict, tool

@@ -108,6 +108,13 @@ class BatonWorker(BaseWorker):
         trouble = redis.ConnectionError(str(exc)) if isinstance(exc, (redis.RedisError, OSError)) else exc
         super()._pubsub_exception_handler(trouble, pubsub, pubsub_thread)
 
+    def unsubscribe(self) -> None:
+        """RQ tells its thread to end after it has woken it: by then that may sleep again, and is waited for in vain for
+        a second of the grace."""
+        if self.pubsub_thread:
+            self.pubsub_thread.stop()
+        super().unsubscribe()  # type: ignore[no-untyped-call]  # untyped in rq 3.0
+
     # -- what RQ knows -----------------------------------------------------------------------------------------
 
     def serialize(self) -> dict[str, Any]:
