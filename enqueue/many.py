@@ -36,6 +36,8 @@ def enqueue_many(
     Raises InvalidInput, with the place of the request (from 0) and nothing enqueued; TaskConflict, StorageRefused
     and RedisUnavailable, when earlier ones may have been accepted.
     """
+    if isinstance(asked, str | bytes | Mapping):
+        raise InvalidInput("the requests must be a list of them, not a single one")
     settings = settings or settings_of_process()
     news = [_checked(settings, place, one, options) for place, one in enumerate(asked)]
     store = _store(settings, client)

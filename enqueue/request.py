@@ -135,7 +135,10 @@ def _several(what: str, values: Iterable[str], most: int) -> tuple[str, ...]:
     """Each value once, in order. A lone string is refused: it would pass for a list of letters."""
     if isinstance(values, str | bytes):
         raise InvalidInput(f"{what} must be a list of strings, not one string")
-    found = tuple(dict.fromkeys(values))
+    try:
+        found = tuple(dict.fromkeys(values))
+    except TypeError:
+        raise InvalidInput(f"{what} must be a list of strings, not {str(values)[:80]!a}") from None
     if len(found) > most:
         raise InvalidInput(f"{len(found)} {what}; at most {most} are accepted")
     return found

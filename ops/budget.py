@@ -15,7 +15,6 @@ from ops.reach import reach
 from ops.tables import print_table
 from worker.errors import InvalidInput
 from worker.state.budget import FLEET, Budget
-from worker.state.budgeted import BATCH
 from worker.state.store import Store
 
 DAY_MS = 86_400_000
@@ -100,8 +99,8 @@ def _list(store: Store, *, as_json: bool) -> None:
 
 def _waiting(store: Store) -> Counter[str]:
     counts: Counter[str] = Counter()
-    for place in range(0, int(store.client.zcard(store.keys.budget_waiting())), BATCH):
-        counts.update(scope for scope, _ in store.waiting_for_budgets(place).values())
+    for waiting in store.all_waiting_for_budgets():
+        counts.update(one.scope for one in waiting.values() if not one.woken)
     return counts
 
 

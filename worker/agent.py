@@ -149,6 +149,17 @@ class Agent:
             cancelled, blocks = asked, self.answers.without_running(self.now.pending)
         if isinstance(blocks, Held):
             return blocks
+        self._save_results(blocks)
+        if cancelled:
+            raise cancelled
+        return None
+
+    def leave_valid(self) -> None:
+        """For a task that is cancelled while it is let go of: what can be said of pending calls without running any."""
+        if self.now.pending:
+            self._save_results(self.answers.without_running(self.now.pending))
+
+    def _save_results(self, blocks: list[dict[str, Any]]) -> None:
         message: Message = {"role": "user", "content": blocks}
         after = Checkpoint(
             turns=self.now.turns,
@@ -162,9 +173,6 @@ class Agent:
         self.store.save_results(self.holder, message, after, needs=needs, decisions=self.answers.decided)
         self.now = after
         crash_point("after-save-b")
-        if cancelled:
-            raise cancelled
-        return None
 
     def limit_reached(self) -> Ending | None:
         if self.now.turns >= self.task.turns_max:

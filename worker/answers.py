@@ -31,6 +31,7 @@ from worker.tools import Effect, Tool, Toolbox, ToolContext, ToolResult
 log = logging.getLogger(__name__)
 
 PARALLEL_MAX = 8
+SETTLE_SLICE_S = 0.2
 
 # Constant texts: they become part of the request prefix, which must be the same after every resume.
 STATE_UNKNOWN = (
@@ -140,6 +141,7 @@ class Answers:
             return ToolResult(STATE_UNKNOWN, is_error=True) if may_have_run else problem
         context = self._context_for(call, tool)
         if tool.effect is not Effect.READ_ONLY:
+            self.drain.leave()  # verify may have taken its time
             self.store.mark_started(self.holder, call, tool.effect.value)
             self.markers[call.id] = Marker(self.holder.epoch, tool.effect.value)  # should a cancel end the call
             crash_point("after-start-mark")
@@ -187,11 +189,13 @@ class Answers:
 
     def _let_settle(self) -> bool:
         """A request outlives the process that sent it; the claim came after its death, so it is timed from here."""
-        left = self.began + self.settle_s - time.monotonic()
-        if left <= 0:
+        until = self.began + self.settle_s
+        if time.monotonic() >= until:
             return False
-        self.holder.stop.wait(left)
-        self.holder.watch()
+        while (left := until - time.monotonic()) > 0:
+            self.holder.stop.wait(min(left, SETTLE_SLICE_S))
+            self.holder.watch()
+            self.drain.leave()
         return True
 
     def _as_it_stands(self, call: Call) -> ToolResult:

@@ -219,6 +219,8 @@ class Attempt:
                 case TimedOut():
                     return self._give_back("RQ's job timeout")
         except CancelRequested as asked:
+            if self.agent is not None and isinstance(outcome, Drained | TimedOut):
+                self.agent.leave_valid()
             return self._finish(Ending(Status.CANCELLED, str(asked)))
 
     def _finish(self, ending: Ending) -> str:

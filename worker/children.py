@@ -16,16 +16,18 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
-from worker.process import is_gone, sees_own_proc, this_process
+from worker.process import adopt_orphans, has_children, is_gone, sees_own_proc, this_process
 
 MARK = "BATON_HOLDER"
 PASSES_MAX = 20
 
 
 @contextmanager
-def children_end_with_us() -> Iterator[None]:
+def children_end_with_us(*, only_ours: bool = False) -> Iterator[None]:
     """For a work-horse: what is started within the block ends with it at the latest; if we are killed, when somebody
-    calls `end_left_behind`."""
+    calls `end_left_behind`. `only_ours`: this process was forked for the block and has no children yet; then there is
+    nothing to look for if it has none at its end, which saves reading all of /proc."""
+    all_known = only_ours and adopt_orphans()
     mark = json.dumps(this_process())
     before = os.environ.get(MARK)
     os.environ[MARK] = mark
@@ -36,7 +38,8 @@ def children_end_with_us() -> Iterator[None]:
             os.environ.pop(MARK, None)  # a tool may have cleared it
         else:
             os.environ[MARK] = before
-        _kill_marked(lambda owner: owner == json.loads(mark))
+        if not all_known or has_children():
+            _kill_marked(lambda owner: owner == json.loads(mark))
 
 
 def end_left_behind() -> int:

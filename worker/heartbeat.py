@@ -84,9 +84,9 @@ class Line:
 
 class Heartbeat:
     """Renews every third of the lease's ttl while the `with` block runs. `store` must have a client of its own.
-    `beside`: is called in the heartbeat's thread after each renewal."""
+    `beside`: is called in the heartbeat's thread after each renewal, and as often once the lease is lost."""
 
-    def __init__(self, store: Store, holder: Holder, beside: Callable[[], None] = lambda: None) -> None:
+    def __init__(self, store: Store, holder: Holder, beside: Callable[[], None] | None = None) -> None:
         self._store = store
         self._holder = holder
         self._beside = beside
@@ -128,6 +128,8 @@ class Heartbeat:
                     known = known or self._holder.released
                 if not known and not self._over.is_set():
                     event(log, "lease-lost", level=logging.WARNING, task=self._holder.task_id, why=lost)
+                while self._beside is not None and not self._over.wait(self._period_s):
+                    self._beside()  # what runs on may hang, and has to be seen doing so
                 return
             except (RedisUnavailable, StorageRefused) as error:
                 # The holder's own bound decides how long this may go on.
@@ -138,6 +140,7 @@ class Heartbeat:
                 failures = 0
                 if self._line.answered():
                     pause = CUT_PAUSE_S  # renew once more: the number that was written down may be the old one's
-            self._beside()
+            if self._beside is not None:
+                self._beside()
             if self._line.rest(pause):
                 self._over.wait(CUT_PAUSE_S)

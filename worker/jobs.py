@@ -15,6 +15,9 @@ def run_task(task_id: str, delivery: int) -> str:
 
     stock = listen_in_stock_horse(settings)  # first: until then a SIGTERM kills
 
+    from functools import partial
+
+    from worker import lookout
     from worker.children import children_end_with_us, end_left_behind
     from worker.crashpoints import check_crash_after
     from worker.dispatch import forked_by, open_store, told_to_go
@@ -27,15 +30,18 @@ def run_task(task_id: str, delivery: int) -> str:
     check_crash_after()
     if (parent := forked_by()) is not None:
         die_with_parent(parent)
-    end_left_behind()
+    lookout.tidy_up()
 
     def keep(holder: Holder) -> Any:
+        if holder.attempt > 1:  # what an earlier holder has left running here ends before we go on
+            end_left_behind()
         store = open_store(settings())
         told = told_to_go(store.client) if stock else None
         return kept(store, holder, settings(), told, forked=parent is not None)
 
-    with children_end_with_us():
-        return Runtime(settings(), keep=keep).attempt(task_id, delivery)
+    runtime = Runtime(settings(), keep=keep, require_fit=partial(lookout.require_fit, settings()))
+    with children_end_with_us(only_ours=parent is not None):
+        return runtime.attempt(task_id, delivery)
 
 
 def stopped(job: Any, connection: Any) -> None:

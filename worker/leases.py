@@ -23,6 +23,7 @@ from worker.state.store import Store
 log = logging.getLogger(__name__)
 
 NEVER = float("inf")
+END_MAX_S = 0.1
 FIRST_S = 0.5  # what begins within so long is renewed for the first time together
 
 
@@ -49,7 +50,7 @@ class Leases:
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
         self._over = True
         self._line.ring()
-        self._thread.join(timeout=self._period_s)  # bounded: a renewal may be waiting for a Redis that does not answer
+        self._thread.join(timeout=END_MAX_S)  # a renewal may be waiting for a Redis that does not answer
 
     @property
     def alive(self) -> bool:

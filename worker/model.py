@@ -16,6 +16,7 @@ import hashlib
 import os
 import threading
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from typing import Any, Protocol
 
 import anthropic
@@ -106,16 +107,30 @@ class Claude(Model):
         with self._connecting:
             # One that made a request before fork() shares its connection with the parent: answers get mixed up.
             if self._client is None or self._client_pid != os.getpid():
-                try:
-                    self._client = make_client(self._settings, self._api_key, self._base_url, self._transport)
-                except (anthropic.AnthropicError, OSError, ValueError, httpx2.InvalidURL) as error:
-                    raise ModelConfig(f"No client for the model can be made: {words(error)}") from None
+                self._client = self._adopted() or self._made()
                 self._client_pid = os.getpid()
             return self._client
 
+    def _adopted(self) -> anthropic.Anthropic | None:
+        """The one that `preload` has made, once in each process: it is unused, so a fork of it has no connections."""
+        own = (self._api_key, self._base_url, self._transport)
+        return _spare.pop() if _spare and self._settings == _spare_for and own == (None, None, None) else None
 
-def preload() -> None:
-    """Pay for the import and the first use in the worker's parent, before it forks; opens no socket."""
+    def _made(self) -> anthropic.Anthropic:
+        try:
+            return make_client(self._settings, self._api_key, self._base_url, self._transport)
+        except (anthropic.AnthropicError, OSError, ValueError, httpx2.InvalidURL) as error:
+            raise ModelConfig(f"No client for the model can be made: {words(error)}") from None
+
+
+_spare: list[anthropic.Anthropic] = []
+_spare_for: Settings | None = None
+
+
+def preload(settings: Settings | None = None) -> None:
+    """Pay for the import and the first use in the worker's parent, before it forks; opens no socket. `settings`: of the
+    tasks to come; a client for them is made, too (it takes 25 ms, most of it for the certificates)."""
+    global _spare_for
     transport = httpx2.MockTransport(lambda _: httpx2.Response(200, json=_PRELOAD_ANSWER))
     with httpx2.Client(transport=transport) as http:
         client = anthropic.Anthropic(
@@ -123,6 +138,9 @@ def preload() -> None:
         )
         request = {"model": "m", "max_tokens": 1}
         Call(load_settings({}), SystemClock(), request, [], lambda: None).run(client)
+    if settings is not None and not _spare:
+        with suppress(ModelConfig, anthropic.AnthropicError, OSError, ValueError, httpx2.InvalidURL):
+            _spare[:], _spare_for = [make_client(settings)], settings  # else the task will tell what is wrong
     # Frozen objects are not touched by a child's garbage collector, so their pages stay shared.
     gc.collect()
     gc.freeze()

@@ -73,11 +73,13 @@ def api_fault(status: int, body: object, headers: Mapping[str, str]) -> ModelFau
     """Classify an error answer of the API, or one that came as an event of a stream (`status` 200)."""
     error = body.get("error") if isinstance(body, dict) else None
     said = error if isinstance(error, dict) else {}
-    kind, message = said.get("type"), words(said.get("message") or "")
+    kind = said["type"] if isinstance(said.get("type"), str) else None
+    message = words(said.get("message") or "")
     details = said.get("details")
     code = details.get("error_code") if isinstance(details, dict) else None
+    code = code if isinstance(code, str) else None
     request_id = headers.get("request-id")
-    text = _sentence(status, kind if isinstance(kind, str) else None, message, request_id)
+    text = _sentence(status, kind, message, request_id)
     match _class_of(status, kind, code, message, headers):
         case "transient":
             throttled = status in THROTTLED or (status == 200 and kind in _THROTTLED_TYPES)

@@ -59,6 +59,22 @@ def signal_on_parents_death(number: signal.Signals) -> None:
         ctypes.CDLL(None).prctl(pr_set_pdeathsig, number, 0, 0, 0)
 
 
+def adopt_orphans() -> bool:
+    """Become the parent of whatever our children leave behind, so that `has_children` tells of it, too. False where the
+    system cannot do it."""
+    pr_set_child_subreaper = 36
+    return sys.platform == "linux" and bool(ctypes.CDLL(None).prctl(pr_set_child_subreaper, 1, 0, 0, 0) == 0)
+
+
+def has_children() -> bool:
+    """This process has some, running or not waited for."""
+    try:
+        os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+    except ChildProcessError:
+        return False
+    return True
+
+
 def die_with_parent(parent: int) -> None:
     """SIGKILL for this process as soon as `parent`, which forked it, is gone; at once if it is gone already (0: nobody
     knows its pid).

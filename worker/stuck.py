@@ -89,8 +89,10 @@ class Watchdog:
             return
         try:
             self._act(holder, idle_s)
-        except LeaseLost:
-            pass  # that is for the heartbeat to find out
+        except LeaseLost:  # its task is another's by now; what hangs still keeps a worker from working
+            if self._end is not None and self._bounds.how == "park" and idle_s >= 2 * self._bounds.s:
+                event(log, "stuck-ended", level=logging.ERROR, task=holder.task_id, why=f"no sign for {idle_s:.0f} s")
+                self._end()
         except BatonError as error:
             event(log, "stuck-not-told", level=logging.WARNING, task=holder.task_id, why=error)
 

@@ -118,19 +118,22 @@ def _profile(place: Place, name: str) -> None:
 
 
 def show(found: Mapping[str, Any]) -> None:
-    """The document as a table."""
+    """The document as a table, notes below it."""
     about = found["machine"]
     table = Table("measured", title=f"baton bench ({found['size']})", title_justify="left", box=None, pad_edge=False)
-    for heading in ("ours", "floor", "ratio", "bar", ""):
+    for heading in ("ours", "floor", "ratio", "bar", "", "note"):
         table.add_column(heading, justify="right", no_wrap=True)
-    table.add_column("note", overflow="fold", style="dim")
+    notes: dict[str, int] = {}
     for row in found["rows"]:
         verdict = {None: "", True: "ok", False: "MISSED"}[row["ok"]]
         unit, ratio = row["unit"], row["ratio"]
         numbers = [_number(row["ours"], unit), _number(row["floor"], unit), "" if ratio is None else f"{ratio:.2f}x"]
-        table.add_row(row["name"], *numbers, row["bar"] or "", verdict, row["note"])
+        mark = str(notes.setdefault(row["note"], len(notes) + 1)) if row["note"] else ""
+        table.add_row(row["name"], *numbers, row["bar"] or "", verdict, mark)
     console = Console(markup=False, highlight=False)
     console.print(table)
+    for note, number in notes.items():
+        console.print(f"{number:>3}  {note}")
     console.print(
         f"\n{about['system']}, {about['cpus']} CPUs, load {about['loadBefore']} before, Python {about['python']}, "
         f"fdatasync {about['fdatasyncMs']} ms; {found['seconds']:.0f} s"

@@ -55,12 +55,14 @@ def measure(place: Place, size: Size) -> list[Row]:
 
 
 def one_turn_tasks(place: Place, number: int) -> None:
-    """So many attempts at one-turn tasks in this process: what a worker does but for RQ. For the profile."""
+    """So many attempts at one-turn tasks in this process, each with a client of its own as in a work-horse: what a
+    worker does but for RQ. For the profile."""
     store = open_store(place.settings, place.own_client())
-    runtime = Runtime(place.settings, make_model=lambda _: _Plain(), make_toolbox=lambda _: tools.toolbox())
-    for n in range(number):
-        store.create(NewTask(f"profiled{n}", tools.text_of_task(1), place.settings.queue))
-        runtime.attempt(f"profiled{n}", 1)
+    runtime = Runtime(place.settings, make_toolbox=lambda _: tools.toolbox())
+    with tools.in_this_process():
+        for n in range(number):
+            store.create(NewTask(f"profiled{n}", tools.text_of_task(1), place.settings.queue))
+            runtime.attempt(f"profiled{n}", 1)
 
 
 def one_long_task(place: Place, turns: int) -> None:

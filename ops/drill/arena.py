@@ -129,7 +129,7 @@ def _settings(home: Path, url: str, lease_ms: int) -> dict[str, Any]:
         "lease_margin_ms": lease_ms // 6,
         "verify_settle_s": 1,
         "drain_grace_s": 5,
-        "concurrency": 20,
+        "concurrency": 200,
         "sweep_period_s": 0.2,
         "redeliver_grace_ms": 1_000,
         "crashes_in_row_max": 10_000,

@@ -82,12 +82,18 @@ def test_a_foreign_job_fails_with_a_sentence_and_nothing_of_it_is_imported(fleet
     in_argument = push(queue, pickle.dumps((ENTRY_POINT, None, (Touch(marks[3]), 1), {})))
     on_instance = push(queue, pickle.dumps((ENTRY_POINT, [1], ("task", 1), {})))
     bomb = push(queue, zlib.compress(bytes(50_000_000)))
+    names: list[object] = [ENTRY_POINT]
+    for _ in range(60):
+        names = [names, names]
+    doubling = push(queue, pickle.dumps((names, None, ("task", 1), {})))
+    numbering = push(queue, b"\x80\x04Nr\xff\xff\xff\x7f.")  # the standard unpickler makes room for 2**32 of them
     assert "refused: it asks for 'evil.call'; this worker runs worker.jobs.run_task" in failed(fleet, by_name)
     assert "refused: it asks for" in failed(fleet, wrong_arguments)
     assert "refused: its data names something to import (it names posix.mkdir)" in failed(fleet, in_data)
     assert "names something to import" in failed(fleet, in_argument)
-    for job in (elsewhere, on_instance, bomb):
+    for job in (elsewhere, on_instance, bomb, doubling):
         assert "refused: " in failed(fleet, job)
+    assert "refused: no plain data (a pickle of an old protocol)" in failed(fleet, numbering)
     assert not [mark for mark in marks if mark.exists()]
     with pytest.raises(DeserializationError):  # to RQ's own reader it has done its work by then
         _ = Job.fetch(in_data.id, connection=fleet.redis).args

@@ -10,7 +10,7 @@ import pytest
 
 from tests.state.kit import AT_A, FIRST, OWNER, REQUEST, T, advance, claim, lapse, new_task, number, pop
 from worker.errors import MustWait
-from worker.state.budget import Budget, Open
+from worker.state.budget import Budget, Open, reserved_field
 from worker.state.keys import INDEXES
 from worker.state.lease import Holder
 from worker.state.load import load
@@ -48,8 +48,9 @@ def check_budgets(store: Store) -> None:
                 assert name == "running", f"{member!r} is {name} and has {open_.amount} tokens reserved"
                 reserved.update(dict.fromkeys(open_.scopes.items(), open_.amount))
     for scope in map(text, client.smembers(keys.budgets())):
-        born, amount = (client.hget(keys.budget(scope), field) for field in ("born", "reserved"))
-        assert int(amount or 0) == reserved[scope, text(born)], f"{scope}: {amount!r} reserved, {reserved} by tasks"
+        born = text(client.hget(keys.budget(scope), "born"))
+        amount = client.hget(keys.budget(scope), reserved_field(born))
+        assert int(amount or 0) == reserved[scope, born], f"{scope}: {amount!r} reserved, {reserved} by tasks"
 
 
 def _named(store: Store, first: str) -> list[bytes]:

@@ -9,10 +9,11 @@ from typing import Any
 import pytest
 import redis
 
-from tests.state.fair_share import DAY_MS, answered, begun, counted, held
+from tests.state.fair_share import DAY_MS, answered, begun, counted, held, one
 from tests.state.faults import Fault, Plan, faulty
 from tests.state.kit import FIRST, REQUEST, T, field, lapse, make_store
 from worker.errors import LeaseLost
+from worker.state.budget import reserved_field
 from worker.state.lease import Holder
 from worker.state.store import Store
 from worker.state.task import Status
@@ -65,7 +66,7 @@ def test_what_an_older_baton_left_reserved_is_charged_by_the_next_holder(store: 
     lapse(store)
     store.recover(T, proof="p")
     store.client.hset(store.keys.task(T), "budgetOpen", left)
-    store.client.hset(store.keys.budget("fleet"), mapping={"reserved": 100, "used:0": 0})
+    store.client.hset(store.keys.budget("fleet"), mapping={reserved_field(one(store).born): 100, "used:0": 0})
     holder = held(store)
     assert not holder.covered
     store.reserve(holder, 50, 0)

@@ -60,7 +60,7 @@ def test_without_room_the_task_waits_with_a_reason_and_goes_on_when_the_limit_is
     assert (wait.wait_s, wait.waits_for) == (None, "budget:tag=a")
     assert "0 of 150 tokens are used and 100 reserved, this call needs about 100" in field(store, "reason", "t2")
     assert "`baton budget set tag=a tokens=N`" in field(store, "reason", "t2")
-    assert store.waiting_for_budgets() == {"t2": ("tag=a", 100)}
+    assert store.waiting_for_budgets() == {"t2": ("tag=a", 100, False)}
     assert counted(store, "tag=a") == (0, 100)
 
     assert sweeper_of(store).sweep_once().woken == []

@@ -91,6 +91,23 @@ def test_one_wrong_request_and_nothing_is_enqueued(store: Store, wrong: Any, why
         many(store, ["fine", wrong])
 
 
+@pytest.mark.parametrize("single", ["sum it up", b"sum it up", {"text": "sum it up"}])
+def test_a_single_request_is_not_taken_for_a_list_of_letters(store: Store, single: Any) -> None:
+    with nothing_written(store.client), pytest.raises(InvalidInput, match="must be a list"):
+        many(store, single)
+
+
+def test_one_id_for_two_requests_of_a_batch_is_refused_before_it_is_begun(store: Store) -> None:
+    with nothing_written(store.client), pytest.raises(TaskConflict, match="t2"):
+        store.create_many([new_task("t1"), new_task("t2"), new_task("t2", "another request")])
+
+
+def test_a_long_system_prompt_for_all_counts_in_the_size_of_a_transaction(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(asked, "CREATE_BATCH_BYTES", 1_000)
+    news = [new_task(f"t{number}", system="s" * 400) for number in range(5)]
+    assert [len(batch) for batch in asked._batches(news)] == [2, 2, 1]
+
+
 def test_a_request_that_was_enqueued_alone_is_known_among_many(store: Store) -> None:
     enqueue_task("hello", task_id="t1", settings=settings(), client=store.client)
     assert [one.existed for one in many(store, [{"text": "hello", "task_id": "t1"}, "hello"])] == [True, False]

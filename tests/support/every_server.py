@@ -45,7 +45,8 @@ for _, key in ipairs(redis.call('KEYS', '*')) do
   if kind == 'zset' then value = redis.call('ZRANGE', key, 0, -1) end
   if kind == 'set' then value = redis.call('SMEMBERS', key) end
   if kind == 'hash' then
-    value = redis.call('HMGET', key, 'status', 'concurrencyKey', 'budgetOpen', 'born', 'reserved')
+    value = redis.call('HMGET', key, 'status', 'concurrencyKey', 'budgetOpen', 'born')
+    value[5] = redis.call('HGET', key, 'reserved:' .. (value[4] or ''))
   end
   found[#found + 1] = {key, redis.call('PTTL', key), redis.call('PEXPIRETIME', key), value}
 end
@@ -95,7 +96,7 @@ class Still:
         return member.encode() in self.smembers(key)
 
     def hget(self, key: str, name: str) -> bytes | None:
-        return dict(zip(_FIELDS, self._value(key), strict=False)).get(name)
+        return dict(zip(_FIELDS, self._value(key), strict=False)).get(name.partition(":")[0])
 
 
 class Memory:

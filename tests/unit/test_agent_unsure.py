@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from tests.support.agents import Bench, Died, T, calls, say, use
+from worker import drain
 from worker.answers import STATE_UNKNOWN
 from worker.errors import WrongState
 from worker.process import this_process
@@ -197,3 +198,27 @@ def test_a_request_that_outlives_the_process_that_sent_it_is_waited_for_before_t
     assert bench.run() is Status.SUCCEEDED
     assert len(bench.effects) == effects
     assert len(asked) == (2 if settle_s else 1)
+
+
+def test_a_worker_that_is_to_end_neither_waits_for_that_nor_begins_the_call() -> None:
+    """Else the grace runs out in the pause, or in the middle of a side effect."""
+    bench: Bench
+
+    def paid(line: str) -> Verdict:
+        drain.PROCESS.ask("SIGTERM", 20)
+        return Verdict.not_happened()
+
+    @tool(verify=paid)
+    def pay(line: str) -> str:
+        return bench.world.did("pay", line)
+
+    for settle_s in (60.0, 0.0):
+        bench = Bench(calls(use("pay", 1, line="1")), say("done"), tools=(pay,), verify_settle_s=settle_s)
+        bench.enqueue()
+        die_at(bench, ("after-start-mark", 1))
+        bench.take_over()
+        try:
+            assert bench.deliver() == "handed over: SIGTERM"
+        finally:
+            drain.begin_anew()
+        assert bench.effects == []

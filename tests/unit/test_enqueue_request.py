@@ -97,6 +97,8 @@ def test_the_longest_text_is_counted_in_bytes_and_the_refusal_says_both_numbers(
         {"tools": ["read file"]},
         {"tools": [7]},
         {"tags": "one"},
+        {"tags": None},
+        {"tags": [["one"]]},
         {"tags": ["a\x1b[31m"]},
         {"tags": [str(number) for number in range(21)]},
         {"delay_s": -1},

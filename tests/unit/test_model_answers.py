@@ -11,6 +11,7 @@ import pytest
 from ops.scripted_model import ScriptedModel
 from tests.support.model import HELLO, claude, events_of, go_on, message, mocked, request, stream
 from worker.errors import ModelPermanent, ModelTransient
+from worker.model_faults import api_fault
 
 BLOCKS = json.loads((Path(__file__).parents[1] / "data" / "content_blocks.json").read_text(encoding="utf-8"))
 BIG = 2**76 + 1
@@ -175,3 +176,11 @@ def test_a_call_whose_input_is_not_json_is_asked_for_again():
     client = mocked(lambda _: _input_cut_off("tool_use"), model_tries_max=2)
     with client, pytest.raises(ModelTransient, match=r"not valid JSON.*2 tries"):
         client.respond(request(), HELLO, watch=go_on)
+
+
+@pytest.mark.parametrize("odd", [[], {}, 7], ids=str)
+def test_an_error_whose_type_is_no_text_may_pass_like_any_unknown_one(odd):
+    """Out of a gateway; a set cannot be asked for a list, which was a crash of the worker."""
+    fault = api_fault(200, {"error": {"type": odd, "message": "no", "details": {"error_code": odd}}}, {})
+    assert isinstance(fault, ModelTransient)
+    assert not fault.throttled

@@ -8,9 +8,10 @@ from typing import Any
 
 import pytest
 
-from tests.support.agents import Bench, T, calls, say, use
+from tests.support.agents import Bench, Line, T, calls, say, use
 from tests.support.waiting import wait_until
 from worker.errors import LeaseLost
+from worker.heartbeat import Heartbeat
 from worker.state.checkpoint import Message
 from worker.state.lease import Holder
 from worker.state.task import Status
@@ -183,6 +184,24 @@ def test_a_thread_that_hangs_is_fenced_and_left() -> None:
         hung.look(end=False)
         with pytest.raises(LeaseLost):
             hung.holder.check()
+
+
+@pytest.mark.parametrize("how", ["warn", "park"])
+def test_one_that_hangs_after_its_lease_was_lost_keeps_no_worker_for_ever(how: str) -> None:
+    """Redis was away for longer than the lease: another has the task, and nobody waits for this one."""
+    with Hung() as hung:
+        dog = Watchdog(hung.bench.store, Bounds(how, s=100), lambda: hung.ended.append(1))
+        heartbeat = Heartbeat(hung.bench.open(Line()), hung.holder, lambda: dog.look(hung.holder))
+        heartbeat._period_s = 0.01
+        hung.holder.lose("out of touch")
+        with heartbeat:
+            hung.bench.clock.advance(199)
+            assert hung.ended == []
+            hung.bench.clock.advance(2)
+            if how == "park":
+                wait_until(lambda: hung.ended, "its process to be ended")
+        assert bool(hung.ended) == (how == "park")
+        assert hung.bench.status() is Status.RUNNING, "whose it is now is not for this one to say"
 
 
 @pytest.mark.parametrize("how", ["off", "warn"])

@@ -92,6 +92,21 @@ def test_a_cancel_interrupts_it_too_and_the_history_says_that_it_was_not_execute
     ponder.bench.checkpoint()
 
 
+def test_a_cancel_nobody_had_heard_of_when_it_was_let_go_of_leaves_a_valid_history_too() -> None:
+    """Asked for between two renewals: the hand-over finds it."""
+
+    def drain_and_cancel(bench: Bench) -> None:
+        bench.store.cancel(T, by="ann")
+        ask_to_drain()
+
+    ponder = Pondering(drain_and_cancel)
+    assert ponder.bench.deliver() == "cancelled"
+    assert [block["content"] for block in ponder.bench.results()] == [NOT_EXECUTED]
+    assert not ponder.bench.checkpoint().pending
+    ponder.bench.store.retry(T, by="ann")
+    ponder.after_the_drain()
+
+
 def test_a_lost_lease_interrupts_it_and_nothing_is_written() -> None:
     def lose(bench: Bench) -> None:
         bench.store.recover(T, proof="test", fence=bench.holder.fence)

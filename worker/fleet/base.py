@@ -111,8 +111,9 @@ class BatonWorker(BaseWorker):
     def unsubscribe(self) -> None:
         """RQ tells its thread to end after it has woken it: by then that may sleep again, and is waited for in vain for
         a second of the grace."""
-        if self.pubsub_thread:
-            self.pubsub_thread.stop()
+        ear: Any = self.pubsub_thread
+        if ear is not None:
+            ear.stop()
         super().unsubscribe()  # type: ignore[no-untyped-call]  # untyped in rq 3.0
 
     # -- what RQ knows -----------------------------------------------------------------------------------------

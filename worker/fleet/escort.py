@@ -34,10 +34,10 @@ STOP_PATIENCE_S = 3.0
 
 
 class Escort:
-    """`horse`: its pid, 0 for none; `job`: the one it runs. `tell`: says in Redis that this worker drains."""
+    """`horse`: its pid, 0 for none; `job`: which one it runs. `tell`: says in Redis that this worker drains."""
 
     def __init__(
-        self, settings: Settings, horse: Callable[[], int], job: Callable[[], str | None], tell: Callable[[], None]
+        self, settings: Settings, horse: Callable[[], int], job: Callable[[], str], tell: Callable[[], None]
     ) -> None:
         self._settings = settings
         self._horse = horse
@@ -89,12 +89,12 @@ class Escort:
         expected = 0
         while PROCESS.ends_in_s() > 0:
             horse = self._horse()
-            if horse and horse != expected and (job := self._job()):
+            if horse and horse != expected:
                 with suppress(BatonError, redis.RedisError, OSError):  # then it may be counted as a crash
-                    expected = horse if self._holds(horse, job) else 0
+                    expected = horse if self._expected(horse, self._job()) else 0
             time.sleep(ASK_S)
 
-    def _holds(self, horse: int, job: str) -> bool:
+    def _expected(self, horse: int, job: str) -> bool:
         store = open_store(self._settings)
         try:
             running = Views(store.client, store.keys).holder_of(parts_of(job)[0])

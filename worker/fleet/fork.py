@@ -26,9 +26,10 @@ from rq.executions import Execution
 from rq.job import Job
 from rq.utils import now
 
-from worker import drain, horse
+from worker import drain, horse, lookout
 from worker.children import end_left_behind
 from worker.dispatch import open_store, parts_of
+from worker.errors import BatonError
 from worker.fleet.base import BatonWorker
 from worker.fleet.escort import Escort
 from worker.fleet.jobs import BatonQueue
@@ -50,6 +51,7 @@ class ForkWorker(BatonWorker, Worker):
     baton_queue = ForkQueue
     _leaving = False
     _stopping = ""  # the job that somebody stopped
+    _job_id = ""  # the latest
 
     def work(self, *args: Any, **options: Any) -> bool:
         for number in (signal.SIGTERM, signal.SIGINT):
@@ -58,7 +60,7 @@ class ForkWorker(BatonWorker, Worker):
         drain.begin_anew()
         self._own_pid = os.getpid()
         tell = self.set_shutdown_requested_date
-        self._escort = Escort(self.settings, lambda: self._horse_pid, self.get_current_job_id, tell)
+        self._escort = Escort(self.settings, lambda: self._horse_pid, lambda: self._job_id, tell)
         self._escort.start()
         worked = False
         with suppress(StopRequested):  # before or after RQ waits for it
@@ -92,7 +94,7 @@ class ForkWorker(BatonWorker, Worker):
     # -- the horse ---------------------------------------------------------------------------------------------
 
     def execute_job(self, job: Job, queue: Queue) -> None:
-        self._stopping = ""
+        self._stopping, self._job_id = "", job.id
         try:
             super().execute_job(job, queue)
         finally:
@@ -100,12 +102,21 @@ class ForkWorker(BatonWorker, Worker):
             self.baton_queue.held = False
 
     def fork_work_horse(self, job: Job, queue: Queue) -> None:
+        self._look_around()
         # A signal for the horse waits until it has handlers of its own; until then each would kill it.
         signal.pthread_sigmask(signal.SIG_BLOCK, horse.SIGNALS)
         try:
             super().fork_work_horse(job, queue)
         finally:
             signal.pthread_sigmask(signal.SIG_UNBLOCK, horse.SIGNALS)
+
+    def _look_around(self) -> None:
+        """Here, so that not each horse has to. What is wrong with the server, a horse will find out and say."""
+        lookout.tidy_up()
+        store = open_store(self.settings)
+        with suppress(BatonError):
+            lookout.require_fit(self.settings, store)
+        store.client.close()
 
     def main_work_horse(self, job: Job, queue: Queue) -> None:
         die_with_parent(self._own_pid)

@@ -10,6 +10,7 @@ from __future__ import annotations
 import io
 import logging
 import pickle
+import pickletools
 import zlib
 from collections.abc import Callable, Mapping
 from functools import partial
@@ -37,6 +38,7 @@ FIELDS = frozenset(
         b"description", b"timeout", b"result_ttl", b"failure_ttl", b"status",
     }
 )  # fmt: skip
+_NUMBERS = frozenset({"PUT", "BINPUT", "LONG_BINPUT"})
 CALLBACK = frozenset({b"stopped_callback_name", b"stopped_callback_timeout"})
 
 
@@ -50,12 +52,15 @@ class _PlainUnpickler(pickle.Unpickler):
 
 
 class PlainData:
-    """RQ's default format, reduced to plain data: a pickle that names anything to be imported is refused."""
+    """RQ's default format, reduced to plain data: a pickle that names anything to be imported is refused. So is one
+    that numbers what it remembers, as old protocols do: nine bytes of that can ask for all the memory there is."""
 
     dumps: ClassVar[Callable[[Any], bytes]] = partial(pickle.dumps, protocol=pickle.HIGHEST_PROTOCOL)
 
     @staticmethod
     def loads(data: bytes) -> Any:
+        if any(operation.name in _NUMBERS for operation, _, _ in pickletools.genops(data)):
+            raise ValueError("a pickle of an old protocol")
         return _PlainUnpickler(io.BytesIO(data)).load()
 
 
@@ -97,7 +102,9 @@ class BatonJob(Job):
             case None, (str(), int()), {} if name == ENTRY_POINT and not kwargs and not self.refused:
                 self._func_name, self._instance, self._args, self._kwargs = name, None, tuple(args), {}
             case _:
-                asked = f"it asks for {str(name)[:100]!r}; this worker runs {ENTRY_POINT} with a task id and a delivery"
+                # Not of just anything: a few bytes can make a list whose text fills the memory.
+                named = repr(name[:100]) if isinstance(name, str) else "something without a name"
+                asked = f"it asks for {named}; this worker runs {ENTRY_POINT} with a task id and a delivery"
                 raise ForeignJob(f"refused: {self.refused or asked}")
 
     def _execute(self) -> Any:

@@ -13,6 +13,8 @@ from worker.tools import load_toolbox
 
 log = logging.getLogger(__name__)
 
+_preloaded: list[Settings] = []
+
 
 def start() -> Settings:
     """Ready for tasks, or the end of this process: a server that would lose them, tools that cannot be loaded."""
@@ -31,10 +33,14 @@ def start() -> Settings:
 
 
 def preload(settings: Settings) -> None:
-    """Import all that a task's run needs. Afterwards nothing loaded is touched by the garbage collector any more, so
-    that forked horses share its pages."""
-    import worker.runtime  # noqa: F401  # late: whoever only names the class need not pay for it
+    """Import all that a task's run needs, once. Afterwards nothing loaded is touched by the garbage collector any more,
+    so that forked horses share its pages."""
+    if settings in _preloaded:  # before this process was forked
+        return
+    import worker.jobs  # late: whoever only names a class need not pay for it
+    import worker.runtime  # noqa: F401
     from worker.model import preload
 
     load_toolbox(settings.tool_modules, settings)
-    preload()
+    preload(settings)
+    _preloaded.append(settings)

@@ -28,7 +28,8 @@ log = logging.getLogger(__name__)
 POP_S = 1  # a pop that waits looks up so often, so that a drain waits no longer for it
 LOOK_S = 0.5  # between two looks at what `rq suspend` and `baton workers quiet` have said
 AWAY_S, AWAY_MAX_S = 0.2, 5.0
-FAREWELL_S = 0.5  # of the grace, for what RQ is told at the end
+FAREWELL_S = 0.7  # of the grace, for what RQ is told at the end
+EXIT_S = 0.2  # of that, for the end itself
 
 
 @dataclass(frozen=True)
@@ -115,7 +116,7 @@ class Loop:
 
     @property
     def _farewell_s(self) -> float:
-        return min(FAREWELL_S, self.settings.drain_grace_s / 10)
+        return min(FAREWELL_S, self.settings.drain_grace_s / 8)
 
     def _left_s(self) -> float:
         """For what is still to be done, but for the farewell."""
@@ -126,7 +127,7 @@ class Loop:
         if self._gone_at == float("inf"):
             self._gone_at = time.monotonic() + self.settings.drain_grace_s
         self.books.settle(time.monotonic() + self._left_s())
-        self._apart("farewell", self.worker.teardown, self._gone_at - time.monotonic() - 0.1)
+        self._apart("farewell", self.worker.teardown, self._gone_at - time.monotonic() - EXIT_S)
         self.books.stop()
 
     def _apart(self, name: str, act: Callable[[], Any], wait_s: float) -> None:

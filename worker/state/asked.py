@@ -20,7 +20,7 @@ from worker.state.transact import CONFLICTS_MAX, Decision, Settled, Write, trans
 DEDUPES = frozenset({Status.QUEUED, Status.RUNNING, Status.PARKED, Status.SUCCEEDED})
 
 CREATE_BATCH = 100
-CREATE_BATCH_BYTES = 2_000_000  # of text; a transaction holds up everybody else
+CREATE_BATCH_BYTES = 2_000_000  # of texts and system prompts; a transaction holds up everybody else
 
 
 class Asked(Guards):
@@ -75,7 +75,8 @@ class Asked(Guards):
             keys_taken: set[str] = set()
             for new, about, named in zip(batch, replies[1 : len(batch) + 1], replies[len(batch) + 1 :], strict=True):
                 status, whose, digest = about
-                if status is not None and text(whose) != nonce and text(digest) != new.digest():
+                taken = status is not None and text(whose) != nonce and text(digest) != new.digest()
+                if taken or (new.task_id in free and free[new.task_id].digest() != new.digest()):
                     raise TaskConflict(new.task_id)
                 if status is not None:
                     outcome.append(Created(new.task_id, existed=text(whose) != nonce))
@@ -181,10 +182,11 @@ def _batches(news: Sequence[NewTask]) -> Iterator[list[NewTask]]:
     batch: list[NewTask] = []
     size = 0
     for new in news:
-        if batch and (len(batch) == CREATE_BATCH or size + len(new.text) > CREATE_BATCH_BYTES):
+        bytes_ = len(new.text) + len(new.system)
+        if batch and (len(batch) == CREATE_BATCH or size + bytes_ > CREATE_BATCH_BYTES):
             yield batch
             batch, size = [], 0
         batch.append(new)
-        size += len(new.text)
+        size += bytes_
     if batch:
         yield batch

@@ -83,18 +83,24 @@ class Budget:
         return (self.window + 1) * self.period_ms if self.period_ms else None
 
 
+def reserved_field(born: str) -> str:
+    """Nobody watches a budget, so it may be made anew between a look at it and the EXEC: what was reserved in the
+    older one must not be counted in this one."""
+    return f"reserved:{born}"
+
+
 def read_budget(scope: str, reply: Any, now_ms: int) -> Budget | None:
     """From HGETALL's answer, in either protocol; None if there is no such budget."""
     raw = reply if isinstance(reply, dict) else dict(zip(reply[::2], reply[1::2], strict=True))
     if b"limit" not in raw:
         return None
-    period = int(raw.get(b"periodMs") or 0)
+    period, born = int(raw.get(b"periodMs") or 0), raw.get(b"born", b"").decode()
     window = now_ms // period if period else 0
     current = f"used:{window}"
     old = tuple(name.decode() for name in raw if name.startswith(b"used:") and name.decode() != current)
     return Budget(
-        scope, int(raw[b"limit"]), period, raw.get(b"born", b"").decode(),
-        int(raw.get(current.encode()) or 0), max(int(raw.get(b"reserved") or 0), 0), window, old,
+        scope, int(raw[b"limit"]), period, born,
+        int(raw.get(current.encode()) or 0), max(int(raw.get(reserved_field(born).encode()) or 0), 0), window, old,
     )  # fmt: skip
 
 
@@ -117,8 +123,8 @@ class Purse:
         """Queues two commands for each budget; the second one's answer is [reserved, used] after it, for `held`."""
         for one in budgets:
             key = self.keys.budget(one.scope)
-            pipe.hincrby(key, "reserved", amount.amount)
-            pipe.hmget(key, ["reserved", one.field])
+            pipe.hincrby(key, reserved_field(one.born), amount.amount)
+            pipe.hmget(key, [reserved_field(one.born), one.field])
         pipe.hset(self.keys.task(task_id), "budgetOpen", amount.dump())
 
     def close(
@@ -131,7 +137,7 @@ class Purse:
                 continue  # it was cleared meanwhile
             key = self.keys.budget(scope)
             if one.born == born:
-                pipe.hincrby(key, "reserved", -open_.amount)
+                pipe.hincrby(key, reserved_field(born), -open_.amount)
             if charge:
                 pipe.hincrby(key, one.field, charge)
             if one.old:

@@ -10,24 +10,32 @@ from __future__ import annotations
 
 import random
 import secrets
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
-from typing import Any
+from typing import Any, NamedTuple
 
 from redis.client import Pipeline
 
 from worker.errors import MustWait, TaskFault
 from worker.state.budget import WAITS, Budget, Open, held, read_budgets
 from worker.state.lease import Holder
-from worker.state.slots import Slots
-from worker.state.standing import text
+from worker.state.slots import UNCLAIMED_MS, Slots, waits
+from worker.state.standing import number, text
 from worker.state.task import Status, utc
-from worker.state.transact import Decision, Settled, Write, queued, transact
+from worker.state.transact import Decision, Settled, Write, transact
 
 BATCH = 500
 JITTER_MAX_S = 60.0
 JITTER = 0.02  # of a period
+
+
+class Waiting(NamedTuple):
+    """A task's wait for the budget of `scope`. `woken`: it was, not long ago, and has not come yet."""
+
+    scope: str
+    needs: int
+    woken: bool
 
 
 class Budgets(Slots):
@@ -146,10 +154,8 @@ class Budgets(Slots):
         return self._wake_all(scope) if there else None
 
     def _wake_all(self, scope: str) -> list[str]:
-        woken: list[str] = []
-        for place in range(0, self.client.zcard(self.keys.budget_waiting()), BATCH):
-            woken += self._wake_those_with_room(place, scope)
-        return woken
+        room = self._room([scope])
+        return [one for waiting in self.all_waiting_for_budgets() for one in self._wake_those_with_room(waiting, room)]
 
     # -- by anybody ------------------------------------------------------------------------------------------------
 
@@ -164,61 +170,56 @@ class Budgets(Slots):
             time, *replies = pipe.execute()
         return list(read_budgets(wanted, replies, self.clock.server_ms(time)).values())
 
-    def waiting_for_budgets(self, place: int = 0, limit: int = BATCH) -> dict[str, tuple[str, int]]:
-        """Tasks that wait for a budget → which one, and how many tokens they need; longest waiting first. Others that
-        are still listed are taken off the list."""
+    def all_waiting_for_budgets(self) -> Iterator[dict[str, Waiting]]:
+        """`waiting_for_budgets`, batch by batch."""
+        place = 0
+        while place < int(self.client.zcard(self.keys.budget_waiting())):
+            waiting = self.waiting_for_budgets(place)
+            yield waiting
+            place += len(waiting)  # the others are off the list by now
+
+    def waiting_for_budgets(self, place: int = 0) -> dict[str, Waiting]:
+        """A batch of the tasks that wait for a budget, longest waiting first. Others that are still listed are taken
+        off the list."""
         client: Any = self.client
-        ids = [text(raw) for raw in client.zrange(self.keys.budget_waiting(), place, place + limit - 1)]
+        ids = [text(raw) for raw in client.zrange(self.keys.budget_waiting(), place, place + BATCH - 1)]
         with client.pipeline(transaction=False) as pipe:
+            pipe.time()
             for task_id in ids:
-                pipe.hmget(self.keys.task(task_id), "status", "waitsFor", "budgetNeeds")
-            replies = pipe.execute(raise_on_error=False)
-        found = [(None, None, None) if isinstance(reply, Exception) else reply for reply in replies]
-        waiting = {
-            task_id: (text(what).removeprefix(WAITS), int(needs or 0))
-            for task_id, (status, what, needs) in zip(ids, found, strict=True)
-            if _waits(status, what)
-        }
-        self._strike_off([task_id for task_id in ids if task_id not in waiting])
+                pipe.hmget(self.keys.task(task_id), "status", "waitsFor", "budgetNeeds", "changedAtMs")
+            time, *replies = pipe.execute(raise_on_error=False)
+        since, waiting = self.clock.server_ms(time) - UNCLAIMED_MS, dict[str, Waiting]()
+        for task_id, found in zip(ids, replies, strict=True):
+            woken = waits(found, WAITS, Status.QUEUED) and number(found[3]) > since
+            if woken or waits(found, WAITS):
+                waiting[task_id] = Waiting(text(found[1]).removeprefix(WAITS), number(found[2]), woken)
+        self._strike_off(self.keys.budget_waiting(), [one for one in ids if one not in waiting], WAITS)
         return waiting
 
     def offer_budgets(self) -> list[str]:
         """For sweepers: wake tasks whose budget has room for them by now. Returns them."""
-        woken = self._wake_those_with_room(self._looked_at)
-        self._looked_at += BATCH
+        waiting = self.waiting_for_budgets(self._looked_at)
+        self._looked_at += len(waiting)
         if self._looked_at >= int(self.client.zcard(self.keys.budget_waiting())):
             self._looked_at = 0
-        return woken
+        return self._wake_those_with_room(waiting, self._room({one.scope for one in waiting.values()}))
 
-    def _wake_those_with_room(self, place: int, scope: str = "") -> list[str]:
-        """Of the batch at `place`, those that wait for `scope`, or for any budget."""
-        waiting = self.waiting_for_budgets(place)
-        wanted = sorted({what for what, _ in waiting.values() if scope in ("", what)})
-        room: dict[str, float] = dict.fromkeys(wanted, float("inf"))  # that of a budget that was taken away
-        room |= {one.scope: one.left for one in self.list_budgets(wanted)} if wanted else {}
+    def _room(self, scopes: Collection[str]) -> dict[str, float]:
+        """A scope whose budget was taken away has room for everybody."""
+        budgets = self.list_budgets(sorted(scopes)) if scopes else []
+        return dict.fromkeys(scopes, float("inf")) | {one.scope: one.left for one in budgets}
+
+    def _wake_those_with_room(self, waiting: Mapping[str, Waiting], room: dict[str, float]) -> list[str]:
+        """Takes what they need from `room`, and what those need that were woken before and have not come yet."""
         woken = []
-        for task_id, (what, needs) in waiting.items():
+        for task_id, one in sorted(waiting.items(), key=lambda item: not item[1].woken):
             with suppress(TaskFault):  # a damaged one keeps nobody else waiting
-                if needs <= room.get(what, -1) and self.wake(task_id):
-                    room[what] -= needs
+                if one.woken and one.scope in room:
+                    room[one.scope] -= one.needs
+                elif one.needs <= room.get(one.scope, -1) and self.wake(task_id):
+                    room[one.scope] -= one.needs
                     woken.append(task_id)
         return woken
-
-    def _strike_off(self, ids: Sequence[str]) -> None:
-        listed = self.keys.budget_waiting()
-
-        def decide(replies: list[Any]) -> Decision[None]:
-            over = [task_id for task_id, found in zip(ids, replies, strict=True) if not _waits(*found)]
-            return Write(queued("zrem", listed, *over), None) if over else Settled(None)
-
-        if ids:  # one that is parked again in this moment must stay
-            keys = [self.keys.task(task_id) for task_id in ids]
-            reads = [("HMGET", key, "status", "waitsFor") for key in keys]
-            transact(self.client, self.clock, keys, reads, decide, patience_s=self.policy.patience_s)
-
-
-def _waits(status: bytes | None, what: bytes | None) -> bool:
-    return text(status) == Status.PARKED and text(what).startswith(WAITS)
 
 
 def _without(one: Budget, stored: Open | None, charge: int) -> Budget:

@@ -87,8 +87,8 @@ class Keys:
         return f"{self.prefix}:slots-wanted"
 
     def budget(self, scope: str) -> str:
-        """hash: limit, periodMs, born, reserved and `used:{window}` of a budget, in tokens; written by people, and in
-        the commits that reserve and settle. Lives until a person clears it."""
+        """hash: limit, periodMs, born, `reserved:{born}` and `used:{window}` of a budget, in tokens; written by people,
+        and in the commits that reserve and settle. Lives until a person clears it."""
         return f"{self.prefix}:budget:{scope}"
 
     def budgets(self) -> str:

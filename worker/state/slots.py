@@ -12,6 +12,7 @@ recovered only outside of the EXEC that moves its place.
 from __future__ import annotations
 
 import contextlib
+import random
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -22,13 +23,14 @@ from worker.errors import BatonError, TaskFault
 from worker.state.asked import Asked
 from worker.state.codec import encode
 from worker.state.lease import Holder, epoch_number, new_token
-from worker.state.standing import Refused, Standing, refusal, text
+from worker.state.standing import Refused, Standing, number, refusal, text
 from worker.state.task import Status, too_late
 from worker.state.transact import Decision, Settled, Write, queued, transact
 
-LOOK_MS = 600_000  # who waits in line looks for itself now and then, should there be no sweeper
-UNCLAIMED_MS = 60_000  # who was woken for a place and does not come for so long keeps nobody else from it
+LOOK_MS = 3_600_000  # who waits in line looks for itself now and then, should nobody have offered it a place
+UNCLAIMED_MS = 60_000  # who was woken for a place (or a budget) and does not come for so long keeps nobody else from it
 OFFERED_MAX = 100  # places offered at once
+KEYS_MAX = 100  # in one sweep
 
 
 @dataclass(frozen=True)
@@ -82,7 +84,7 @@ class Slots(Asked):
         return Write(queue, Refused(why, Status.FAILED, at.queue, ended=True))
 
     def _lined_up(self, task_id: str, at: Standing, since: int) -> Write[Holder | Refused | Line]:
-        wake_at = at.now_ms + LOOK_MS
+        wake_at = at.now_ms + random.randint(LOOK_MS // 2, LOOK_MS)  # a long line does not look all at once
         why = f"all {at.concurrency} places of {at.concurrency_key} are taken"
         return Write(
             lambda pipe: self.writes.line_up(pipe, task_id, at, since, wake_at), Refused(why, Status.PARKED, at.queue)
@@ -91,11 +93,11 @@ class Slots(Asked):
     # -- offering what is free -------------------------------------------------------------------------------------
 
     def offer_places(self) -> list[str]:
-        """For sweepers: wake those whose turn it is, of every key somebody waits for. Takes their places from tasks
-        that do not run. Returns the tasks woken."""
+        """For sweepers: wake those whose turn it is, of keys that somebody waits for (other ones each time, if there
+        are very many). Takes their places from tasks that do not run. Returns the tasks woken."""
         client: Any = self.client
         woken: list[str] = []
-        for raw in client.smembers(self.keys.slots_wanted()):
+        for raw in client.srandmember(self.keys.slots_wanted(), KEYS_MAX):
             self._drop_gone(key := text(raw))
             woken += self._offer(key)
             self._forget(key)
@@ -111,27 +113,33 @@ class Slots(Asked):
         """Wake as many of those first in line as there are free places. One that was woken before, and has not come
         yet, counts as well, for a while."""
         client: Any = self.client
+        waiting = self.keys.slots_waiting(key)
         with client.pipeline(transaction=False) as pipe:
-            pipe.zrange(self.keys.slots_waiting(key), 0, OFFERED_MAX - 1)
+            pipe.zrange(waiting, 0, OFFERED_MAX - 1)
             pipe.scard(self.keys.slots(key)).time()
             members, taken, time = pipe.execute()
-        first = [text(member) for member in members]
-        woken: list[str] = []
-        now, leave = self.clock.server_ms(time), []
+        first, now = [text(member) for member in members], self.clock.server_ms(time)
+        offered, leave = list[str](), list[str]()
         for task_id, (status, places, changed) in zip(first, self._of_each(first), strict=True):
-            if taken >= int(places or 0) and status is not None:
-                break
-            if text(status) == Status.PARKED:
-                with contextlib.suppress(TaskFault):  # a damaged one keeps nobody else from the place
-                    woken += [task_id] if self.wake(task_id) else []
-                    taken += 1
-            elif text(status) == Status.QUEUED and now - int(changed or 0) < UNCLAIMED_MS:
-                taken += 1
-            else:
+            woken_before = text(status) == Status.QUEUED and now - number(changed) < UNCLAIMED_MS
+            if text(status) != Status.PARKED and not woken_before:
                 leave.append(task_id)
-        if leave:  # one that comes after all takes its old place in the line again
-            client.zrem(self.keys.slots_waiting(key), *leave)
-        return woken
+                continue
+            if 0 < number(places) <= taken:  # 0: damaged, which its waking will tell
+                break
+            taken += 1
+            offered += [] if woken_before else [task_id]
+        # Each goes to the front of its queue: the first in line last, so that it comes first.
+        woken = [task_id for task_id in reversed(offered) if self._wake_in_line(task_id, waiting)]
+        self._strike_off(waiting, leave, "slot:")  # one that comes after all takes its old place in the line again
+        return woken[::-1]
+
+    def _wake_in_line(self, task_id: str, waiting: str) -> bool:
+        try:
+            return self.wake(task_id)
+        except TaskFault:  # a damaged one keeps nobody else from the place
+            self.client.zrem(waiting, task_id)
+            return False
 
     def _of_each(self, ids: Sequence[str]) -> list[Any]:
         with self.client.pipeline(transaction=False) as pipe:
@@ -139,6 +147,21 @@ class Slots(Asked):
                 pipe.hmget(self.keys.task(task_id), "status", "concurrency", "changedAtMs")
             found = pipe.execute(raise_on_error=False)
         return [(None, None, None) if isinstance(one, Exception) else one for one in found]
+
+    def _strike_off(self, listed: str, ids: Sequence[str], waits_for: str) -> None:
+        """Take those off the list that are not parked for that any more. Under WATCH: one that is parked again in
+        this moment must stay."""
+
+        def decide(replies: list[Any]) -> Decision[None]:
+            over = [task_id for task_id, found in zip(ids, replies, strict=True) if not waits(found, waits_for)]
+            return Write(queued("zrem", listed, *over), None) if over else Settled(None)
+
+        if ids:
+            tasks = [self.keys.task(task_id) for task_id in ids]
+            reads = [("HMGET", task, "status", "waitsFor") for task in tasks]
+            transact(
+                self.client, self.clock, tasks, reads, decide, patience_s=self.policy.patience_s, optional=len(reads)
+            )  # fmt: skip
 
     def _drop_gone(self, key: str) -> None:
         """Members that do not run hold no place: their task has vanished, or an older Baton took it away."""
@@ -164,3 +187,10 @@ class Slots(Asked):
         transact(
             self.client, self.clock, [waiting], [("EXISTS", waiting)], decide, patience_s=self.policy.patience_s
         )  # fmt: skip
+
+
+def waits(found: Any, waits_for: str, status: Status = Status.PARKED) -> bool:
+    """`found`: a task's status, `waitsFor`, and whatever else was read, or what Redis says of a key that is no task."""
+    if isinstance(found, Exception):
+        return False
+    return text(found[0]) == status and text(found[1]).startswith(waits_for)

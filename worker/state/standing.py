@@ -106,6 +106,11 @@ def text(raw: bytes | None) -> str:
     return (raw or b"").decode("utf-8", "replace")
 
 
+def number(raw: bytes | None) -> int:
+    """0 for what is none: a damaged field of one task must not stop who looks over many."""
+    return int(raw) if raw and raw.isdigit() else 0
+
+
 @dataclass(frozen=True)
 class Refused:
     """A claim that was not granted. No trouble: deliveries may be stale or doubled. `current`: it was the task's

@@ -44,7 +44,7 @@ from worker.state.ledger import Call, Entry, Marker
 from worker.state.renewal import Renewal
 from worker.state.standing import Standing, text
 from worker.state.task import ParkNote, Status
-from worker.state.transact import CONFLICTS_MAX, Decision, Settled, Write
+from worker.state.transact import CONFLICTS_MAX, Decision, Settled, Write, queued
 
 
 class Store(Budgets, Renewal):
@@ -74,7 +74,8 @@ class Store(Budgets, Renewal):
         """Take a task from a holder that is gone, and count the crash. `fence`: the holder that was proven gone; with
         `beat`, only its connection was, so it must still be the latest one, and in no side effect: that may be going
         on where nobody can see it. Without either the lock must have lapsed. `drained`: its worker ended it, in order
-        to end itself; that counts as a hand-over, as it does after `expect_end`. Returns the new status, None if there was nothing to recover."""
+        to end itself; that counts as a hand-over, as it does after `expect_end`. Returns the new status, None if there
+        was nothing to recover."""
 
         reserved: tuple[str, ...] = ()  # in the budgets of these scopes; known once the task has been read
         place = ""
@@ -126,7 +127,7 @@ class Store(Budgets, Renewal):
         def decide(at: Standing, extra: list[Any]) -> Decision[None]:
             if at.status is not Status.RUNNING or at.fence != fence or at.leaving == fence:
                 return Settled(None)
-            return Write(lambda pipe: pipe.hset(self.keys.task(task_id), "leaving", fence), None)
+            return Write(queued("HSET", self.keys.task(task_id), "leaving", fence), None)
 
         self._change(task_id, decide)
 

@@ -71,6 +71,7 @@ def connect(url: str, *, timeout_s: float = 5.0) -> redis.Redis:
             socket_timeout=timeout_s,
             socket_connect_timeout=timeout_s,
             health_check_interval=0,
+            driver_info=None,  # else it looks its own version up, and tells the server, for each connection
         )
     except ValueError:  # its text may hold a part of a password that was not %-encoded
         raise InvalidSettings(
