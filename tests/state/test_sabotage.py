@@ -31,7 +31,7 @@ from tests.state.kit import (
 )
 from tests.state.test_endings import after_own_look
 from worker.errors import LeaseLost, RedisUnavailable
-from worker.state import guards, transact
+from worker.state import guards, standing, transact
 from worker.state.keys import call_field
 from worker.state.lease import Holder
 from worker.state.store import Store
@@ -139,7 +139,8 @@ def test_without_its_mark_a_change_with_a_lost_reply_is_reported_as_not_done(
     store = valkey_store
     queued(store)
     if not protected:
-        lie_about(monkeypatch, lambda r: [[*r[0][:-3], None, *r[0][-2:]], *r[1:]])
+        at = standing._FIELDS.index("change")
+        lie_about(monkeypatch, lambda r: [[*r[0][:at], None, *r[0][at + 1 :]], *r[1:]])
     with faulty(redis_url, Plan(Fault.LOST, 1, execs_only=True)) as client:
         assert make_store(client, clock=store.clock).redeliver(T, 1) is protected
     assert jobs(store.client).count(f"{T}-2") == 1, "pushed once, in both runs"
