@@ -21,6 +21,7 @@ import httpx2
 from worker.errors import BatonError, ModelConfig, ModelFault, ModelPermanent, ModelTransient
 
 WORDS_MAX = 300
+_KEY = re.compile(r"(?i)(bearer\s+|\bsk-)[\w.~+/=-]+")
 
 _TRANSIENT_CODES = {"thread_continue_in_flight", "request_body_timeout"}
 _CONFIG_TYPES = {"authentication_error", "permission_error", "billing_error"}
@@ -124,7 +125,7 @@ def words(value: object) -> str:
     """`value` as one short line that is safe to show and to store: no key, no control characters."""
     line = " ".join(str(value).encode("utf-8", "replace").decode().split())
     # Some gateways repeat the key they refuse.
-    line = re.sub(r"(?i)(bearer\s+|\bsk-)[\w.~+/=-]+", r"\1…", line)
+    line = _KEY.sub(r"\1…", line)
     line = "".join(char for char in line if char.isprintable())
     return line if len(line) <= WORDS_MAX else line[: WORDS_MAX - 1] + "…"
 

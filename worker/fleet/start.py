@@ -8,7 +8,8 @@ import sys
 from worker.dispatch import open_store
 from worker.errors import BatonError
 from worker.log import event, show_events
-from worker.settings import Settings, load_settings
+from worker.settings import Settings
+from worker.settings import settings as settings_of_process
 from worker.tools import load_toolbox
 
 log = logging.getLogger(__name__)
@@ -20,7 +21,7 @@ def start() -> Settings:
     """Ready for tasks, or the end of this process: a server that would lose them, tools that cannot be loaded."""
     show_events()
     try:
-        settings = load_settings()
+        settings = settings_of_process()  # read here, they are known to each work-horse
         store = open_store(settings)
         store.require_fit(force=settings.allow_eviction)
         event(log, "server", promise=store.promise())

@@ -15,6 +15,8 @@ from redis.exceptions import NoPermissionError
 
 from worker.errors import ServerUnfit
 
+_LINE = re.compile(r"^(\w+):(\w+)", re.MULTILINE)  # of an INFO answer
+
 
 class ServerProbe(Protocol):
     """Asks the server who it is."""
@@ -168,5 +170,5 @@ def _field(reply: Any, name: str) -> str:
     if isinstance(reply, dict):
         return str(reply.get(name, ""))
     text = reply.decode() if isinstance(reply, bytes) else str(reply)
-    found = re.search(rf"^{name}:(\w+)", text, re.MULTILINE)
-    return found.group(1) if found else ""
+    found = next((value for key, value in _LINE.findall(text) if key == name), "")
+    return str(found)
