@@ -9,10 +9,12 @@ from typing import TYPE_CHECKING, Any
 
 import anthropic
 import httpx2
+from anthropic.types import Message, RawMessageStreamEvent
 from tenacity import RetryCallState, Retrying, retry_if_exception
 
 from worker.clock import Clock
 from worker.errors import ModelPermanent, ModelTransient
+from worker.model_body import Bodies
 from worker.model_client import CONNECT_TIMEOUT_S
 from worker.model_faults import api_fault, resume_after_s, translate, words
 from worker.model_stream import Accumulator, UnknownDelta, loads
@@ -23,7 +25,11 @@ if TYPE_CHECKING:
 
 SLEEP_SLICE_S = 0.5
 FIRST_WAIT_S = 1.0
+MESSAGES, STREAM = "/v1/messages", anthropic.Stream[RawMessageStreamEvent]
 COUNTERS = ("input_tokens", "cache_creation_input_tokens", "cache_read_input_tokens", "output_tokens")
+
+
+_bodies = Bodies()
 
 
 @dataclass(frozen=True)
@@ -108,9 +114,9 @@ class Call:
 
     def _stream(self, client: anthropic.Anthropic) -> Response:
         self._count_try()
-        create = client.messages.with_streaming_response.create
-        with create(**self.request, messages=self.messages, stream=True) as answer:
-            http = answer.http_response
+        body = _bodies.make(self.request, self.messages)
+        with client.post(MESSAGES, content=body, cast_to=Message, stream=True, stream_cls=STREAM) as answer:
+            http = answer.response
             if "text/event-stream" not in http.headers.get("content-type", ""):
                 # Some gateways ignore `stream` and answer with the whole message.
                 http.read()
