@@ -139,7 +139,7 @@ class Tasks:
             self._store.hand_over(holder, why, midway=True)
             event(log, "handed-over", task=holder.task_id, why=why, midway=True)
         except CancelRequested:
-            status = self._store.recover(holder.task_id, proof=why, fence=holder.fence, drained=True)
+            status = self._store.recover(holder.task_id, proof=why, fence=holder.fence, drained=True, midway=True)
             holder.lose("released")
             event(log, "handed-over", task=holder.task_id, why=why, status=status)
 

@@ -69,13 +69,14 @@ class Store(Budgets, Renewal):
         return self._change(task_id, decide)
 
     def recover(
-        self, task_id: str, *, proof: str, fence: str | None = None, beat: str | None = None, drained: bool = False
-    ) -> Status | None:
+        self, task_id: str, *, proof: str, fence: str | None = None, beat: str | None = None,
+        drained: bool = False, midway: bool = False,
+    ) -> Status | None:  # fmt: skip
         """Take a task from a holder that is gone, and count the crash. `fence`: the holder that was proven gone; with
         `beat`, only its connection was, so it must still be the latest one, and in no side effect: that may be going
         on where nobody can see it. Without either the lock must have lapsed. `drained`: its worker ended it, in order
-        to end itself; that counts as a hand-over, as it does after `expect_end`. Returns the new status, None if there
-        was nothing to recover."""
+        to end itself; that counts as a hand-over, as it does after `expect_end`. `midway`: the process is alive, and may
+        do what it is in the middle of. Returns the new status, None if there was nothing to recover."""
 
         reserved: tuple[str, ...] = ()  # in the budgets of these scopes; known once the task has been read
         place = ""
@@ -102,7 +103,7 @@ class Store(Budgets, Renewal):
                 if open_ is not None:  # its call may have been answered, and must be paid for
                     budgets = read_budgets(reserved, extra, at.now_ms)
                     self.purse.close(pipe, task_id, open_, budgets, open_.amount)
-                if fence is None or beat is not None:  # its process may live on
+                if fence is None or beat is not None or midway:  # its process may live on
                     pipe.hset(self.keys.started(task_id), lapsed_field(epoch_number(at.fence)), at.now_ms)
                 self.writes.recovered(pipe, task_id, at, status, crashes, in_row, proof, drained=handed)
 
