@@ -17,6 +17,7 @@ COLOURS = {"ended": ENDED, "recovered": CUT, "other": OTHER}
 MARKS = {"worker": ("X", "#d55e00"), "horse": ("v", "#d55e00"), "both": ("D", "#d55e00"), "stop": ("s", STOPPED),
          "redis": ("|", AWAY), "sweeper": ("o", "#009e73"), "job": ("*", "#0072b2"),
          "term": ("P", "#cc79a7")}  # fmt: skip
+LABELS = {"stop": "stopped, until it was let go on", "job": "job lost or doubled", "term": "worker told to go"}
 BAR = 0.62
 LABEL_MIN_S = 0.9  # a shorter bar has no room for the number of its task
 
@@ -95,7 +96,11 @@ def _legend(kinds: set[str]) -> list[Any]:
         if kind == "redis":
             handles.append(Patch(color=AWAY, label="redis killed, and away"))
         else:
-            told = {"stop": "stopped, until it was let go on", "job": "job lost or doubled", "term": "worker told to go"}
+            told = {
+                "stop": "stopped, until it was let go on",
+                "job": "job lost or doubled",
+                "term": "worker told to go",
+            }
             label = told.get(kind, f"{kind} killed")
             handles.append(Line2D([], [], marker=marker, color=colour, linestyle="", markersize=7, label=label))
     return handles

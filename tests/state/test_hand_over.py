@@ -8,8 +8,8 @@ import pytest
 
 from tests.state.kit import CALL, T, at_a, claim, field, marked, number, status
 from worker.state.lease import Holder
-from worker.state.load import load
 from worker.state.ledger import Marker
+from worker.state.load import load
 from worker.state.store import Store
 from worker.state.task import Status
 

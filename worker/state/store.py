@@ -75,8 +75,8 @@ class Store(Budgets, Renewal):
         """Take a task from a holder that is gone, and count the crash. `fence`: the holder that was proven gone; with
         `beat`, only its connection was, so it must still be the latest one, and in no side effect: that may be going
         on where nobody can see it. Without either the lock must have lapsed. `drained`: its worker ended it, in order
-        to end itself; that counts as a hand-over, as it does after `expect_end`. `midway`: the process is alive, and may
-        do what it is in the middle of. Returns the new status, None if there was nothing to recover."""
+        to end itself; that counts as a hand-over, as it does after `expect_end`. `midway`: the process is alive, and
+        may do what it is in the middle of. Returns the new status, None if there was nothing to recover."""
 
         reserved: tuple[str, ...] = ()  # in the budgets of these scopes; known once the task has been read
         place = ""
