@@ -26,7 +26,6 @@ from worker.state.store import Store
 log = logging.getLogger(__name__)
 
 CUT_PAUSE_S = 0.05
-FIRST_S = 0.1  # a task that is over by then needs no beat, and no connection for it
 
 
 class Line:
@@ -112,7 +111,6 @@ class Heartbeat:
 
     def _beat(self) -> None:
         try:
-            self._line.rest(min(FIRST_S, self._period_s / 10))
             self._renew_until_over()
         finally:
             self._store.client.close()

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from functools import partial
 
 from worker.children import end_left_behind
 from worker.settings import Settings
@@ -27,9 +26,18 @@ def now_and_then(what: str, act: Callable[[], object]) -> None:
         _due[what] = now + GOOD_FOR_S
 
 
-def require_fit(settings: Settings, store: Store) -> None:
-    """Raises ServerUnfit if this server would lose tasks."""
-    now_and_then(f"server {settings.redis_url}", partial(store.require_fit, force=settings.allow_eviction))
+def require_fit(settings: Settings, store: Store | Callable[[], Store]) -> None:
+    """Raises ServerUnfit if this server would lose tasks. `store`: or what makes one, should it be needed."""
+
+    def ask() -> None:
+        asked = store if isinstance(store, Store) else store()
+        try:
+            asked.require_fit(force=settings.allow_eviction)
+        finally:
+            if asked is not store:
+                asked.client.close()  # a fork must not inherit it
+
+    now_and_then(f"server {settings.redis_url}", ask)
 
 
 def tidy_up() -> None:

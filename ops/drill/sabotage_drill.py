@@ -47,12 +47,12 @@ DRILLS = {
     "ledger": Recipe(
         "recorded results are not found again",
         2,
-        {"kinds": ("horse", "both"), "tasks": 4, "seconds": 4, "turns": 5, "gap_s": (0.2, 0.4), "style": SIDE_BY_SIDE},
+        {"kinds": ("horse", "both"), "tasks": 4, "seconds": 4, "turns": 10, "gap_s": (0.2, 0.4), "style": SIDE_BY_SIDE},
     ),
     "order": Recipe(
         "results are recorded before the call runs",
         2,
-        {"kinds": ("horse",), "tasks": 3, "seconds": 2, "turns": 5},
+        {"kinds": ("horse",), "tasks": 3, "seconds": 3, "turns": 15, "first_s": 0.5},
     ),
     "sweeper": Recipe(
         "nobody hands on the tasks of the dead",

@@ -12,7 +12,7 @@ from tests.support.fleet_tools import append, explode, pay, put, read
 from worker.answers import Answers
 from worker.crashpoints import POINTS, crash_point
 from worker.reconcile import Decision
-from worker.state import guards, store
+from worker.state import guards
 from worker.state.ledger import Call
 from worker.state.store import Store
 from worker.tools import Tool, ToolResult
@@ -39,7 +39,7 @@ def _record_first() -> None:
 
 def _claim_anything() -> None:
     """Whoever gets a delivery takes the task, whatever its state and whoever holds it."""
-    store.refusal = lambda at, delivery: None if at.exists else store.Refused("no such task")
+    slots.refusal = lambda at, delivery: None if at.exists else standing.Refused("no such task")
 
 
 def _point_after_finish() -> None:

@@ -16,6 +16,7 @@ import os
 import signal
 import sys
 from contextlib import suppress
+from functools import partial
 from types import FrameType
 from typing import Any
 
@@ -113,10 +114,8 @@ class ForkWorker(BatonWorker, Worker):
     def _look_around(self) -> None:
         """Here, so that not each horse has to. What is wrong with the server, a horse will find out and say."""
         lookout.tidy_up()
-        store = open_store(self.settings)
         with suppress(BatonError):
-            lookout.require_fit(self.settings, store)
-        store.client.close()
+            lookout.require_fit(self.settings, partial(open_store, self.settings))
 
     def main_work_horse(self, job: Job, queue: Queue) -> None:
         die_with_parent(self._own_pid)
