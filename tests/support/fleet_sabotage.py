@@ -12,7 +12,7 @@ from tests.support.fleet_tools import append, explode, pay, put, read
 from worker.answers import Answers
 from worker.crashpoints import POINTS, crash_point
 from worker.reconcile import Decision
-from worker.state import guards
+from worker.state import guards, slots, standing
 from worker.state.ledger import Call
 from worker.state.store import Store
 from worker.tools import Tool, ToolResult
