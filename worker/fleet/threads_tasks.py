@@ -12,12 +12,14 @@ import time
 import traceback
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
 import redis
 from redis import BlockingConnectionPool
 
+from worker import lookout
 from worker.children import end_left_behind
 from worker.dispatch import STOPPED_BY, open_store
 from worker.errors import BatonError, CancelRequested, LeaseLost, TaskFailed
@@ -30,7 +32,6 @@ from worker.log import event
 from worker.runtime import Runtime
 from worker.settings import Settings
 from worker.state.lease import Holder
-from worker.state.store import Store
 from worker.state.transact import connect
 from worker.stuck import Bounds, Watchdog
 from worker.tools import Toolbox, load_toolbox
@@ -43,7 +44,6 @@ log = logging.getLogger(__name__)
 CONNECTIONS_MAX = 16  # only one thread runs at a time; the others wait for the model
 POOL_WAIT_S = 60.0  # on a starved machine; a Redis that is away is noticed by those who have a connection
 STARTING_MAX = 2 * CONNECTIONS_MAX  # taken and not yet claimed: a job that only waits here, others could have
-FIT_S = 10.0  # how long a look at the server is good for
 LEFT_BEHIND_S = 1.0
 
 
@@ -62,7 +62,7 @@ class Tasks:
         self._store = open_store(settings, shared_client(settings))
         self._model = model(settings)
         self._toolbox: Toolbox = load_toolbox(settings.tool_modules, settings)
-        self._fit_until = self._swept_at = 0.0
+        self._swept_at = 0.0
         self._runs: dict[Run, None] = {}
         self._starting = 0  # of these, those not yet claimed
         self._room = threading.Condition()
@@ -169,7 +169,7 @@ class Tasks:
             make_toolbox=lambda settings: self._toolbox,
             make_store=lambda settings: self._store,
             keep=lambda holder: self._kept(run, holder),
-            require_fit=self._require_fit,
+            require_fit=partial(lookout.require_fit, self._settings),
         )
         words = runtime.attempt(task_id, delivery)
         if run.stop_asked and words == "cancelled":
@@ -186,12 +186,6 @@ class Tasks:
             self._sweep_children()
         with self._leases.keep(holder):
             yield
-
-    def _require_fit(self, store: Store) -> None:
-        """Not for each task anew: INFO is a long answer."""
-        if time.monotonic() >= self._fit_until:
-            store.require_fit(force=self._settings.allow_eviction)
-            self._fit_until = time.monotonic() + FIT_S
 
     def _sweep_children(self) -> None:
         """What a dead holder's tools have left running here ends before we go on; a sweeper has done it already."""
