@@ -12,7 +12,7 @@ import pytest
 from rq.command import send_shutdown_command, send_stop_execution_command, send_stop_job_command
 
 from ops.valkey import Server
-from tests.support.fleet import Fleet, running_fleet
+from tests.support.fleet import Fleet, measured, running_fleet
 from tests.support.fleet_outcome import Outcome
 from tests.support.fleet_workers import START_MAX_S, listening
 from tests.support.processes import Proc, alive
@@ -60,7 +60,7 @@ class Drained:
 @pytest.fixture(scope="module")
 def fleet(server: Server, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Fleet]:
     settings = {"BATON_DRAIN_GRACE_S": str(GRACE_S), "BATON_LEASE_TTL_MS": "4500", "BATON_LEASE_MARGIN_MS": "600"}
-    with running_fleet(tmp_path_factory.mktemp("drain"), server.url, **settings) as running:
+    with running_fleet(tmp_path_factory.mktemp("drain"), server.url, **settings, **measured()) as running:
         yield running
 
 

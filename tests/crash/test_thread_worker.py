@@ -14,7 +14,7 @@ from flask import Flask
 from rq import Worker
 from rq.command import send_shutdown_command, send_stop_job_command
 
-from tests.support.fleet import Fleet
+from tests.support.fleet import Fleet, measured
 from tests.support.fleet_outcome import Outcome
 from tests.support.fleet_own import LEASE_S, OwnServer, own_fleet, passing
 from tests.support.fleet_workers import listening
@@ -34,7 +34,7 @@ def own(server_binary: object, tmp_path_factory: pytest.TempPathFactory) -> Iter
     """A fleet with a lease of 2.5 s; its workers are started by `working`, and shared by the tests that leave them
     alive."""
     limits = {"BATON_DRAIN_GRACE_S": str(GRACE_S), "BATON_CRASHES_IN_ROW_MAX": "9"}
-    with own_fleet(tmp_path_factory.mktemp("threads"), **limits) as (fleet, server):
+    with own_fleet(tmp_path_factory.mktemp("threads"), **limits, **measured()) as (fleet, server):
         yield fleet, server
 
 

@@ -41,6 +41,11 @@ TOOLS = "tests.support.fleet_tools"
 SABOTAGE = "tests.support.fleet_sabotage"
 
 
+def measured() -> dict[str, str]:
+    """Variables for a fleet whose processes the coverage of this run is to see; it makes them slower."""
+    return {name: value for name, value in os.environ.items() if name.startswith("COVERAGE_PROCESS")}
+
+
 @dataclass
 class Fleet:
     """Everything one test module starts; all of it ends with the `with` block of `running_fleet`."""
