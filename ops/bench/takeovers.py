@@ -27,9 +27,7 @@ def measure(place: Place, size: Size) -> list[Row]:
         sweeper = place.start("baton", "sweep", ANTHROPIC_BASE_URL=model.url)
         pool = place.pool("fork", "forks", 2, ANTHROPIC_BASE_URL=model.url).listening(2)
         horse = [_takeover_s(place, model, "forks", f"horse{n}", _end) for n in range(rounds)]
-        whole = [
-            _takeover_s(place, model, "forks", f"whole{n}", lambda pid: _end(parent_of(pid))) for n in range(rounds)
-        ]
+        whole = [_takeover_s(place, model, "forks", f"whole{n}", _end_parent) for n in range(rounds)]
         pool.kill()
         rows = [
             Row("takeover, a ForkWorker's horse killed", median(horse), None, "s", note=f"others: {OTHERS}"),

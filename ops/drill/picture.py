@@ -96,12 +96,7 @@ def _legend(kinds: set[str]) -> list[Any]:
         if kind == "redis":
             handles.append(Patch(color=AWAY, label="redis killed, and away"))
         else:
-            told = {
-                "stop": "stopped, until it was let go on",
-                "job": "job lost or doubled",
-                "term": "worker told to go",
-            }
-            label = told.get(kind, f"{kind} killed")
+            label = LABELS.get(kind, f"{kind} killed")
             handles.append(Line2D([], [], marker=marker, color=colour, linestyle="", markersize=7, label=label))
     return handles
 

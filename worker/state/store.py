@@ -38,7 +38,7 @@ from worker.state.budget import Open, read_budgets
 from worker.state.budgeted import Budgets
 from worker.state.checkpoint import VERSION, Checkpoint, Message
 from worker.state.codec import encode
-from worker.state.keys import call_field, lapsed_field, resolution_field
+from worker.state.keys import call_field, resolution_field
 from worker.state.lease import Holder, epoch_number
 from worker.state.ledger import Call, Entry, Marker
 from worker.state.renewal import Renewal
@@ -103,8 +103,8 @@ class Store(Budgets, Renewal):
                 if open_ is not None:  # its call may have been answered, and must be paid for
                     budgets = read_budgets(reserved, extra, at.now_ms)
                     self.purse.close(pipe, task_id, open_, budgets, open_.amount)
-                if fence is None or beat is not None or midway:  # its process may live on
-                    pipe.hset(self.keys.started(task_id), lapsed_field(epoch_number(at.fence)), at.now_ms)
+                if fence is None or beat is not None or midway:
+                    self.writes.may_live_on(pipe, task_id, epoch_number(at.fence), at.now_ms)
                 self.writes.recovered(pipe, task_id, at, status, crashes, in_row, proof, drained=handed)
 
             return Write(queue, status)
@@ -229,7 +229,7 @@ class Store(Budgets, Renewal):
             wake_at = None if wait_ms is None else at.now_ms + wait_ms
             self.writes.noted_park(pipe, holder.task_id, note or ParkNote(), at.now_ms)
             if midway:
-                pipe.hset(self.keys.started(holder.task_id), lapsed_field(holder.epoch), at.now_ms)
+                self.writes.may_live_on(pipe, holder.task_id, holder.epoch, at.now_ms)
             self.writes.park(
                 pipe, holder.task_id, wake_at, at.now_ms, "parked", reason=reason, deadline=at.deadline_ms
             )  # fmt: skip

@@ -168,6 +168,10 @@ class Writes:
             why = at.cancel or f"crashed {in_row} times in a row, {crashes} in all; the last time: {proof}"
             self.end(pipe, task_id, status, at.now_ms, reason=why)
 
+    def may_live_on(self, pipe: Pipeline, task_id: str, epoch: int, now: int) -> None:
+        """This ownership ends, and its process is not proven dead: it may yet do what it is in the middle of."""
+        pipe.hset(self.keys.started(task_id), lapsed_field(epoch), now)
+
     def handed_over(
         self, pipe: Pipeline, holder: Holder, at: Standing, reason: str,
         *, abandoned: bool, midway: bool, undone: Call | None,
@@ -177,7 +181,7 @@ class Writes:
         if abandoned:
             pipe.hincrby(task, "abandonedCalls", 1)
         if midway:
-            pipe.hset(started, lapsed_field(holder.epoch), at.now_ms)
+            self.may_live_on(pipe, holder.task_id, holder.epoch, at.now_ms)
         if undone is not None:
             pipe.hdel(started, call_field(undone.turn, undone.id))
         how: dict[str, Any] = {"at_front": True, "why": reason, "abandoned": abandoned, "midway": midway}
