@@ -224,8 +224,9 @@ def _spent(response: Json) -> int:
 
 
 def _paid(task: TaskFacts) -> Problems:
-    abandoned = sum(event.kind == "handed-over" and bool(event.data.get("abandoned")) for event in task.events)
-    allowed = task.turns + task.crashes + task.parks + abandoned
+    # Of hand-overs those that gave a call up, and deaths of workers that were told to go, which count as no crash.
+    cut = sum(e.kind == "handed-over" and bool(e.data.get("abandoned") or e.data.get("proof")) for e in task.events)
+    allowed = task.turns + task.crashes + task.parks + cut
     if task.paid > allowed:
         yield f"{task.paid} answers were paid for, for {task.turns} turns and {task.crashes} crashes", ""
 

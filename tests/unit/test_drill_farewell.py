@@ -67,3 +67,12 @@ def test_a_turn_that_is_paid_for_again_is_told_unless_the_call_was_abandoned_and
     assert any("a turn was lost" in what for what in said(told_to_go(facts=facts_of(again))))
     counted = replace(again, events=(*events()[:2], event("handed-over", abandoned=True), *events()[1:]))
     assert said(told_to_go(facts=facts_of(counted))) == []
+
+
+def test_a_worker_killed_while_it_was_leaving_may_cost_an_answer_and_one_that_left_in_peace_may_not() -> None:
+    """Its death counts as a hand-over, not as a crash."""
+    again = good_task(requests=(request(HISTORY[:1]), *good_task().requests))
+    for told, broken in (({"proof": "its process is gone"}, False), ({"why": "SIGTERM"}, True)):
+        task = replace(again, events=(*events()[:2], event("handed-over", **told), *events()[1:]))
+        paid = [one.what for one in judge(facts_of(task)).guarantees[4].broken if "paid for" in one.what]
+        assert bool(paid) is broken
